@@ -12,9 +12,9 @@ from tersely.domain.history.turns import Turn
 from tersely.strategies.epochs.new_tasks import (
     LOOK_AT,
     RULES,
+    ClueKind,
     Evidence,
-    Kind,
-    Opening,
+    TaskClues,
     allowed_ties,
     announces_new_task,
     count_ties,
@@ -37,10 +37,10 @@ class Sample:
     is_new: bool
     is_moved: bool
     is_announced: bool
-    opening: Opening | None
+    opening: TaskClues | None
     ties: int | None
 
-    def is_taken(self, rules: Mapping[Kind, Evidence]) -> bool:
+    def is_taken(self, rules: Mapping[ClueKind, Evidence]) -> bool:
         """Return whether the rules take it for a new task."""
         if self.is_announced or self.opening is None or self.ties is None:
             return self.is_announced
@@ -57,10 +57,10 @@ def sample(name: str, text: str, turns: Sequence[Turn], *, is_new: bool, is_move
     return Sample(name=name, is_new=is_new, is_moved=is_moved, is_announced=is_announced, opening=opening, ties=ties)
 
 
-def choose(samples: Sequence[Sample]) -> dict[Kind, Evidence]:
+def choose(samples: Sequence[Sample]) -> dict[ClueKind, Evidence]:
     """Return the rules that take the most new tasks and no follow-up; a kind without a safe rule is left out."""
-    chosen: dict[Kind, Evidence] = {}
-    for kind in get_args(Kind):
+    chosen: dict[ClueKind, Evidence] = {}
+    for kind in get_args(ClueKind):
         best: tuple[int, int, float] | None = None
         for keywords in KEYWORDS:
             for shared in SHARED:
@@ -86,7 +86,7 @@ def render(samples: Sequence[Sample], names: Iterable[str]) -> list[str]:
     return lines
 
 
-def _row(title: str, rules: Mapping[Kind, Evidence], samples: Sequence[Sample]) -> str:
+def _row(title: str, rules: Mapping[ClueKind, Evidence], samples: Sequence[Sample]) -> str:
     stayed = [each for each in samples if not each.is_moved]
     taken = [each for each in stayed if each.is_taken(rules)]
     moved = [each for each in samples if each.is_moved]

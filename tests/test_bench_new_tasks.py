@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import left_out, new_tasks
-from tersely.strategies.epochs.new_tasks import Evidence, Opening
+from tersely.strategies.epochs.new_tasks import Evidence, TaskClues
 
 TRANSCRIPTS = new_tasks.ROOT.parent / "shared" / "data" / "transcripts"
 
@@ -78,7 +78,7 @@ def test_hardly_a_follow_up_is_taken_for_a_new_task() -> None:
 def test_rules_are_chosen_without_the_set_that_is_left_out() -> None:
     def sample(name: str, keywords: int, ties: int, *, is_new: bool) -> left_out.Sample:
         words = frozenset(f"{name}{number}" for number in range(keywords))
-        opening = Opening(kinds=frozenset({"long"}), keywords=words, names=frozenset())
+        opening = TaskClues(kinds=frozenset({"long"}), keywords=words, names=frozenset())
         return left_out.Sample(name=name, is_new=is_new, is_moved=False, is_announced=False, opening=opening, ties=ties)
 
     one = [sample("one", 10, 2, is_new=True), sample("one", 10, 4, is_new=False)]

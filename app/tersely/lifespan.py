@@ -31,7 +31,7 @@ REFUSAL_SECONDS = 60.0
 REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPasswordError", "InsufficientPrivilegeError"})
 
 
-class Part(NamedTuple):
+class ServicePart(NamedTuple):
     """How a part of the service is opened (None: it opens itself on first use), and how it is closed."""
 
     open: Callable[[], Awaitable[None]] | None
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 def lifespan(
-    parts: Sequence[Part], keeping: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+    parts: Sequence[ServicePart], keeping: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan: ``parts`` in their order, then the endless tasks of ``keeping``."""
 

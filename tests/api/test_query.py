@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tersely.domain.errors import InvalidRequest
-from tersely.sandbox.child import Limits
+from tersely.sandbox.child import QueryLimits
 from tersely.service.common.metrics import Metrics
 from tersely.service.search.queries import Queries
 from tersely.store.db import connection
@@ -201,7 +201,7 @@ async def test_the_limits_are_settings(api: Api, database: Database) -> None:
     store = connection.Database(dsn=database.dsn)
     await store.open()
     metrics = Metrics()
-    few = Queries(store, metrics, children=1, limits=Limits(seconds=0.5, memory=64 * 1024 * 1024))
+    few = Queries(store, metrics, children=1, limits=QueryLimits(seconds=0.5, memory=64 * 1024 * 1024))
     try:
         numbers = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r"
         start = time.monotonic()

@@ -18,7 +18,7 @@ from tersely.sandbox import child
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
 
-LIMITS = child.Limits()
+LIMITS = child.QueryLimits()
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
 # A text of 4 MiB; a function that spins over it cannot be interrupted, only killed.
 LONG = (

@@ -18,10 +18,10 @@ from tersely.replay import model as model_side
 from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
 from tersely.replay.edit_readiness import EditCounter
 from tersely.replay.lost_references import PastIdentifiers
-from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
+from tersely.replay.measure import Counter, ReplayTotals, RequestParts, common, measure, own_tokens
 from tersely.replay.model import CLOSE, OPEN, RecordedRequest, with_tag
 from tersely.replay.play import Variant
-from tersely.replay.table import COLUMNS, Result, as_markdown
+from tersely.replay.table import COLUMNS, ReplayResult, as_markdown
 from tersely.transcripts.conversations import BadTranscript, RecordedCall, ReplyForm
 from tersely.transcripts.files import load_transcript
 from tersely.transcripts.wire_forms import steps_of
@@ -204,8 +204,8 @@ def test_differences_in_the_store_are_found() -> None:
     assert [place for place, _ in check_stored(sent[:3], [held[0], held[2], reply])] == [1, 2]
 
 
-def shown(*messages: Mapping[str, Any], tools: bytes = b"") -> Shown:
-    return Shown(tools=tools, messages=tuple(raws(*messages)))
+def shown(*messages: Mapping[str, Any], tools: bytes = b"") -> RequestParts:
+    return RequestParts(tools=tools, messages=tuple(raws(*messages)))
 
 
 def test_a_request_of_the_same_epoch_begins_with_the_one_before() -> None:
@@ -234,7 +234,7 @@ def test_prices_by_hand() -> None:
     two = measure(counter, second, first)
     assert (two.tokens, two.repeated, two.later) == (sum(sizes), sum(sizes[:2]), sum(sizes))
     assert two.price == pytest.approx((0.1 * sum(sizes[:2]) + 1.25 * sizes[2], 0.5 * sum(sizes[:2]) + sizes[2]))
-    total = Tally(client=one + two, model=one + two)
+    total = ReplayTotals(client=one + two, model=one + two)
     assert total.price(0) == pytest.approx(1.0)
     assert common(first.blocks, second.blocks) == 2
 
@@ -250,7 +250,7 @@ def test_own_instructions_are_priced_apart() -> None:
     read = measure(counter, sent, sent, given=given)
     assert written.own == pytest.approx((1.25 * own, own))
     assert read.own == pytest.approx((0.1 * own, 0.5 * own))
-    tally = Tally(client=measure(counter, given, None), model=written)
+    tally = ReplayTotals(client=measure(counter, given, None), model=written)
     assert tally.price(0) == pytest.approx(1.0)
     assert tally.own_price(1) > 0
 
@@ -302,7 +302,7 @@ def test_identifiers_of_a_text() -> None:
 
 
 def test_a_table_has_one_cell_for_each_column() -> None:
-    rows = as_markdown([Result(file="f", strategy="full", tally=Tally())]).splitlines()
+    rows = as_markdown([ReplayResult(file="f", strategy="full", tally=ReplayTotals())]).splitlines()
     assert [row.count("|") for row in rows] == [len(COLUMNS) + 1] * 3
 
 

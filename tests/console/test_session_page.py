@@ -12,7 +12,7 @@ import pytest
 from tersely.console.views.session_pages import ROWS
 from tersely.fakellm.scripted import Received, ScriptedReply
 from tersely.service.sessions import calls as service_calls
-from tersely.service.sessions.calls import Calls, Line
+from tersely.service.sessions.calls import Calls, ContextLine
 from tests.conftest import Database
 from tests.support.services import Service, serve
 from tests.support.stores import open_store
@@ -109,10 +109,10 @@ async def test_page_of_a_long_session_builds_only_the_shown_rows(
 ) -> None:
     built = 0
 
-    def count(**given: Any) -> Line:
+    def count(**given: Any) -> ContextLine:
         nonlocal built
         built += 1
-        return Line(**given)
+        return ContextLine(**given)
 
     monkeypatch.setattr(service_calls, "Line", count)
     async with httpx.AsyncClient(base_url=fronting.url, timeout=60) as http:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tersely.domain.errors import Busy
-from tersely.sandbox.child import Limits
+from tersely.sandbox.child import QueryLimits
 from tersely.sandbox.pool import ChildPool
 from tersely.sandbox.process import Child, ChildDied, frame
 
@@ -80,7 +80,7 @@ async def test_after_closing_nothing_is_started() -> None:
 
 
 async def test_rows_are_added_changed_and_cleared() -> None:
-    child = await Child.start(Limits())
+    child = await Child.start(QueryLimits())
     call = [["c", "read_file"]]
     rows = [
         [1, 0, "system", "text", "live", "rules", None, "2026-01-01T10:00:00Z", 1, [], []],

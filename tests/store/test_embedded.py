@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from tersely.embedded_postgres import EmbeddedPostgresError, embedded_postgres, open_embedded_postgres
-from tersely.embedded_postgres.account import Account, choose_account, default_data_dir
+from tersely.embedded_postgres.account import SystemAccount, choose_account, default_data_dir
 from tersely.embedded_postgres.install import find_install, reachable_install
 from tersely.embedded_postgres.locks import is_held
 
@@ -160,7 +160,7 @@ def the_rest(service: Service, last: int) -> int:
     return int(lines[-1]) if lines else last
 
 
-def account_of(data_dir: Path) -> Account:
+def account_of(data_dir: Path) -> SystemAccount:
     return choose_account(cluster(data_dir))
 
 
@@ -468,7 +468,7 @@ def test_as_root_binaries_in_a_closed_place_are_copied_to_where_the_server_reach
     for directory in (data_dir, home):
         directory.chmod(0o711)
     nobody = pwd.getpwnam("nobody")
-    account = Account(uid=nobody.pw_uid, gid=nobody.pw_gid, switched=True)
+    account = SystemAccount(uid=nobody.pw_uid, gid=nobody.pw_gid, switched=True)
     private = type(find_install())(root=closed / wheel.relative_to(wheel.parent.parent))
     copy = reachable_install(private, account=account, home=home)
     assert copy.root.is_relative_to(home)
@@ -486,7 +486,7 @@ def test_as_root_binaries_in_a_closed_place_are_copied_to_where_the_server_reach
 @as_root
 def test_embedded_server_works_for_an_ordinary_user_alone(data_dir, launch):
     nobody = pwd.getpwnam("nobody").pw_uid
-    if not Account(uid=nobody, gid=nobody, switched=True).can_use(
+    if not SystemAccount(uid=nobody, gid=nobody, switched=True).can_use(
         directory=Path("/"), program=find_install().program("postgres")
     ):
         pytest.skip("this checkout is closed to other users")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tersely.replay.play import Variant
 from tersely.replay.run import Plan, run_here
-from tersely.replay.table import Result
+from tersely.replay.table import ReplayResult
 from tersely.settings import Settings
 from tersely.transcripts.files import load_transcript
 from tests.conftest import Database
 
 
-async def play(database: Database, paths: Sequence[Path], *variants: Variant, share: float = 1.0) -> list[Result]:
+async def play(database: Database, paths: Sequence[Path], *variants: Variant, share: float = 1.0) -> list[ReplayResult]:
     """Play the files under each variant. ``share`` of the final replies get a tag."""
     plan = Plan(
         transcripts=[load_transcript(path) for path in paths],
@@ -26,7 +26,7 @@ async def play(database: Database, paths: Sequence[Path], *variants: Variant, sh
     )
     settings = Settings(_env_file=None, database_url=database.dsn, database_timeout=20.0)
 
-    def run() -> list[Result]:
+    def run() -> list[ReplayResult]:
         with asyncio.Runner() as runner:
             return run_here(runner, settings, plan, lambda _: None)
 

@@ -19,7 +19,7 @@ _NAMED = re.compile(r"/u/(?P<name>[A-Za-z0-9_-]{1,64})(?P<rest>/.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedHost:
+class HostEntry:
     """A host: the proxy of each dialect it speaks, and patterns of the models that it serves.
 
     ``access`` guards the operator's account there, where tenants share it. ``is_azure``: it has Azure OpenAI's paths.
@@ -52,7 +52,7 @@ class HostTable:
     """The default host of each dialect, and the named ones in their order."""
 
     defaults: Mapping[DialectName, Destination]
-    named: Sequence[NamedHost] = field(default=())
+    named: Sequence[HostEntry] = field(default=())
 
     def find(self, dialect: DialectName, name: str, *, is_azure: bool = False) -> Destination:
         """Return where a request goes before its model is known. ``name``: the host in its path, or empty.
@@ -82,7 +82,7 @@ class HostTable:
         return None
 
 
-def _destination(host: NamedHost, dialect: DialectName) -> Destination:
+def _destination(host: HostEntry, dialect: DialectName) -> Destination:
     return Destination(proxy=host.proxies[dialect], access=host.access, name=host.name)
 
 

@@ -22,7 +22,7 @@ from tersely.composition.console_pages import build_replays, console_routes
 from tersely.composition.foundation import Foundation, build_foundation
 from tersely.composition.proxies import build_host_table, share
 from tersely.composition.use_cases import build_abilities, build_services, configs_of
-from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, return_freed_memory
+from tersely.lifespan import ServicePart, lifespan, migrate_when_there, report_pool, return_freed_memory
 from tersely.service.common.auth import Auth
 from tersely.service.common.metrics import Metrics
 from tersely.service.sessions.cleanup import Cleanup
@@ -68,12 +68,12 @@ def build(
     shared = share(settings, base, abilities, configs, services.commands)
     replays = build_replays(settings, shared, services)
     opened = [
-        Part(None, telemetry.close),
+        ServicePart(None, telemetry.close),
         *base.parts(),
-        Part(base.limiter.open, base.limiter.close),
-        Part(None, abilities.queries.close),
-        Part(mcp.open, mcp.close),
-        Part(None, replays.close),
+        ServicePart(base.limiter.open, base.limiter.close),
+        ServicePart(None, abilities.queries.close),
+        ServicePart(mcp.open, mcp.close),
+        ServicePart(None, replays.close),
         base.summarizing(),
     ]
     running: list[Callable[[], Coroutine[Any, Any, None]]] = [

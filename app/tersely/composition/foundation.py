@@ -13,7 +13,7 @@ from tersely.domain.limits import Limits
 from tersely.domain.messages import Dialect as DialectName
 from tersely.embedded_postgres import default_data_dir
 from tersely.hosts import embeddings_host, model_hosts, named_hosts, summarizer_host, summary_hosts
-from tersely.lifespan import Part
+from tersely.lifespan import ServicePart
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.call_board import CallBoard
 from tersely.service.common.metrics import Metrics
@@ -66,21 +66,21 @@ class Foundation:
         ]
         return list(dict.fromkeys(host.upstream for host in hosts))
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ServicePart]:
         """Return the parts to open before the first request, in order."""
         return [
-            Part(self.database.open, self.database.close),
-            *(Part(upstream.open, upstream.close) for upstream in self.upstreams()),
-            Part(None, self.shadows.close),
-            Part(None, self.writer.close),
-            Part(self.exchanges.open, self.exchanges.close),
-            *([Part(self.embedder.open, self.embedder.close)] if self.embedder else []),
-            Part(self.page_builder.open, self.page_builder.close),
+            ServicePart(self.database.open, self.database.close),
+            *(ServicePart(upstream.open, upstream.close) for upstream in self.upstreams()),
+            ServicePart(None, self.shadows.close),
+            ServicePart(None, self.writer.close),
+            ServicePart(self.exchanges.open, self.exchanges.close),
+            *([ServicePart(self.embedder.open, self.embedder.close)] if self.embedder else []),
+            ServicePart(self.page_builder.open, self.page_builder.close),
         ]
 
-    def summarizing(self) -> Part:
+    def summarizing(self) -> ServicePart:
         """Return the summarizer, opened last: it begins to work at once."""
-        return Part(self.summarizer.open, self.summarizer.close)
+        return ServicePart(self.summarizer.open, self.summarizer.close)
 
 
 def prices_of(settings: Settings) -> Prices:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
-from tersely.api.host_table import Destination, HostTable, NamedHost
+from tersely.api.host_table import Destination, HostEntry, HostTable
 from tersely.composition.clock import new_id
 from tersely.composition.foundation import Foundation
 from tersely.composition.use_cases import Abilities
@@ -67,7 +67,7 @@ def build_host_table(settings: Settings, base: Foundation, shared: Shared) -> Ho
         for dialect, outcome in product(hosts, OUTCOMES):
             base.metrics.host_calls.labels(name, dialect, outcome)
         named.append(
-            NamedHost(
+            HostEntry(
                 name=name,
                 proxies=_proxies(settings, hosts, shared, guard, config, is_azure=given.dialect == "azure"),
                 models=given.models,

@@ -10,7 +10,7 @@ from functools import partial
 from tersely.api.rest.services import Services
 from tersely.composition.clock import new_id
 from tersely.composition.foundation import Foundation
-from tersely.sandbox.child import Limits as QueryLimits
+from tersely.sandbox.child import QueryLimits
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.limits.tenants import Tenants

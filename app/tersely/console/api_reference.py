@@ -25,7 +25,7 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ParameterReference:
     """A parameter, or a member of a body: its path of names, what it may be, and its description. ``place``: path,
     query or header; empty in bodies.
     """
@@ -39,13 +39,13 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class BodyReference:
     """A body of a request or an answer: its media type, description, members, and an example."""
 
     media_type: str
     kind: str
     text: str
-    members: tuple[Member, ...]
+    members: tuple[ParameterReference, ...]
     example: str
 
 
@@ -55,8 +55,8 @@ class Answer:
 
     status: str
     text: str
-    body: Body | None
-    headers: tuple[Member, ...]
+    body: BodyReference | None
+    headers: tuple[ParameterReference, ...]
     others: tuple[tuple[str, str], ...]
 
 
@@ -70,8 +70,8 @@ class Operation:
     tag: str
     summary: str
     text: str
-    parameters: tuple[Member, ...]
-    body: Body | None
+    parameters: tuple[ParameterReference, ...]
+    body: BodyReference | None
     answers: tuple[Answer, ...]
 
 
@@ -85,7 +85,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ApiReference:
     """The whole reference. ``operations``: by their names."""
 
     text: str
@@ -93,7 +93,7 @@ class Reference:
     operations: Mapping[str, Operation]
 
 
-def read_reference(document: Schema) -> Reference:
+def read_reference(document: Schema) -> ApiReference:
     """Return the reference of an OpenAPI document."""
     schemas = document.get("components", {}).get("schemas", {})
     operations = [
@@ -108,7 +108,7 @@ def read_reference(document: Schema) -> Reference:
         Group(name=tag, text=texts.get(tag, ""), operations=tuple(each for each in operations if each.tag == tag))
         for tag in tags
     ]
-    return Reference(
+    return ApiReference(
         text=document["info"].get("description", ""),
         groups=tuple(group for group in groups if group.operations),
         operations={operation.name: operation for operation in operations},
@@ -167,9 +167,9 @@ def _operation(schemas: Schema, path: str, method: str, given: Schema) -> Operat
     )
 
 
-def _parameter(schemas: Schema, given: Schema) -> Member:
+def _parameter(schemas: Schema, given: Schema) -> ParameterReference:
     schema = given.get("schema", {})
-    return Member(
+    return ParameterReference(
         name=given["name"],
         kind=_kind(schemas, schema),
         text=given.get("description") or schema.get("description", ""),
@@ -181,7 +181,7 @@ def _parameter(schemas: Schema, given: Schema) -> Member:
 
 def _answer(schemas: Schema, status: str, given: Schema) -> Answer:
     headers = tuple(
-        Member(
+        ParameterReference(
             name=name,
             kind=_kind(schemas, each.get("schema", {})),
             text=each.get("description", ""),
@@ -198,7 +198,7 @@ def _answer(schemas: Schema, status: str, given: Schema) -> Answer:
     )
 
 
-def _body(schemas: Schema, given: Schema) -> Body:
+def _body(schemas: Schema, given: Schema) -> BodyReference:
     media_type, content = next(iter(given["content"].items()))
     schema = _resolve(schemas, content.get("schema", {}))
     examples = [
@@ -206,7 +206,7 @@ def _body(schemas: Schema, given: Schema) -> Body:
         *(each.get("value") for each in content.get("examples", {}).values()),
         *schema.get("examples", ()),
     ]
-    return Body(
+    return BodyReference(
         media_type=media_type,
         kind=_kind(schemas, content.get("schema", {})),
         text=schema.get("description", ""),
@@ -215,7 +215,7 @@ def _body(schemas: Schema, given: Schema) -> Body:
     )
 
 
-def _members(schemas: Schema, schema: Schema, prefix: str, depth: int) -> Iterator[Member]:
+def _members(schemas: Schema, schema: Schema, prefix: str, depth: int) -> Iterator[ParameterReference]:
     """Yield the members of an object, or of the items of a list, each before its own."""
     if not depth:
         return
@@ -226,7 +226,7 @@ def _members(schemas: Schema, schema: Schema, prefix: str, depth: int) -> Iterat
         for name, each in variant.get("properties", {}).items():
             path = f"{prefix}.{name}" if prefix else name
             found = _resolve(schemas, each)
-            yield Member(
+            yield ParameterReference(
                 name=path,
                 kind=_kind(schemas, each),
                 text=each.get("description") or found.get("description", ""),

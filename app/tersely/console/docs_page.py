@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tersely.console.api_reference import Reference, read_reference
+from tersely.console.api_reference import ApiReference, read_reference
 from tersely.console.pages import Pages
 
 
@@ -17,7 +17,7 @@ class DocsPages:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._reference: Reference | None = None
+        self._reference: ApiReference | None = None
 
     def routes(self) -> list[Route]:
         """The routes of the pages."""
@@ -38,7 +38,7 @@ class DocsPages:
             )  # fmt: skip
         return self._pages.render("operation.html", operation=operation)
 
-    async def _read(self, request: Request) -> Reference:
+    async def _read(self, request: Request) -> ApiReference:
         if self._reference is None:
             document = await asyncio.to_thread(request.app.openapi)
             self._reference = await asyncio.to_thread(read_reference, document)

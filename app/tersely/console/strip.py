@@ -23,7 +23,7 @@ _GROUP_OF = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Band:
     """Part of a bar: its group and its position."""
 
     group: str
@@ -41,7 +41,7 @@ class Bar:
     number: int
     x: float
     width: float
-    parts: tuple[Part, ...]
+    parts: tuple[Band, ...]
     outline: float
     cached: float
     title: str
@@ -49,7 +49,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class EpochLine:
     """An epoch that started, as a line in front of its first call."""
 
     x: float
@@ -64,7 +64,7 @@ class Strip:
     """
 
     bars: tuple[Bar, ...]
-    cuts: tuple[Cut, ...]
+    cuts: tuple[EpochLine, ...]
     top: int
     undivided: int
     width: float = WIDTH
@@ -76,7 +76,7 @@ def draw(calls: Sequence[CallInfo], epochs: Sequence[EpochRow], current: int) ->
     top = max((max(call.row.tokens_before, call.row.tokens_after) for call in calls), default=0) or 1
     step = WIDTH / max(12, len(calls))
     bars: list[Bar] = []
-    cuts: list[Cut] = []
+    cuts: list[EpochLine] = []
     reasons = {epoch.number: epoch.reason for epoch in epochs}
     known: int | None = None
     for index, call in enumerate(calls):
@@ -84,7 +84,7 @@ def draw(calls: Sequence[CallInfo], epochs: Sequence[EpochRow], current: int) ->
         x = index * step
         bars.append(_bar(call, x, step, top, is_current=row.number == current))
         if row.epoch and row.epoch != known and (known is not None or row.epoch > 1):
-            cuts.append(Cut(x=x, reason=reasons.get(row.epoch, ""), number=row.epoch))
+            cuts.append(EpochLine(x=x, reason=reasons.get(row.epoch, ""), number=row.epoch))
         known = row.epoch or known
     undivided = sum(is_undivided(call) for call in calls)
     return Strip(bars=tuple(bars), cuts=tuple(cuts), top=top, undivided=undivided)
@@ -115,7 +115,7 @@ def _bar(call: CallInfo, x: float, step: float, top: int, *, is_current: bool) -
     for group in GROUPS:
         height = groups[group] * scale
         y -= height
-        parts.append(Part(group=group, y=round(y, 2), height=round(height, 2), tokens=groups[group]))
+        parts.append(Band(group=group, y=round(y, 2), height=round(height, 2), tokens=groups[group]))
     hit = row.cached_tokens / row.input_tokens if row.cached_tokens and row.input_tokens else 0.0
     shares = ", ".join(f"{group} {groups[group]:,}" for group in GROUPS if groups[group])
     title = (

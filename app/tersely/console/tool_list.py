@@ -8,7 +8,7 @@ from typing import Any
 
 from tersely.dialects.tool_rounds import tool_names
 from tersely.dialects.wire import raw_json
-from tersely.service.sessions.call_infos import SentTools
+from tersely.service.sessions.call_infos import CallTools
 from tersely.service.sessions.comparisons import readable
 
 MAX_DEFINITION = 20_000
@@ -26,7 +26,7 @@ class ListedTool:
     omitted: int
 
 
-def list_tools(tools: SentTools) -> list[ListedTool]:
+def list_tools(tools: CallTools) -> list[ListedTool]:
     """Return the tools, Tersely's first; of a list that cannot be read nothing."""
     try:
         definitions = [each for raw in raw_json.split_array(tools.raw or b"[]") for each in _split(raw_json.load(raw))]

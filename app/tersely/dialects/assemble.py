@@ -25,7 +25,7 @@ from tersely.domain.messages import Message, Role
 WHOLE = HistoryMember()
 
 
-class Reader(Protocol):
+class ReaderModule(Protocol):
     """The module ``read``: from the wire to the domain."""
 
     @property
@@ -38,7 +38,7 @@ class Reader(Protocol):
     def read_usage(self) -> Callable[[bytes], Usage]: ...
 
 
-class Writer(Protocol):
+class WriterModule(Protocol):
     """The module ``write``: from the domain to the wire."""
 
     @property
@@ -65,7 +65,7 @@ class Writer(Protocol):
     def error_event(self) -> Callable[[bytes], bytes]: ...
 
 
-class Tools(Protocol):
+class ToolsModule(Protocol):
     """The module ``tools``: offers of Tersely's own tools."""
 
     @property
@@ -74,14 +74,14 @@ class Tools(Protocol):
     def forbid_tools(self) -> Callable[[bytes], bytes]: ...
 
 
-class Stream(Protocol):
+class StreamModule(Protocol):
     """The module ``stream``: replies that are streamed."""
 
     @property
     def ReplyStream(self) -> StreamOpener: ...  # noqa: N802 - a class, or a function that makes one
 
 
-class Whole(Protocol):
+class WholeModule(Protocol):
     """The module ``whole``: replies that are not streamed."""
 
     @property
@@ -91,11 +91,11 @@ class Whole(Protocol):
 def assemble(
     name: DialectName,
     *,
-    read: Reader,
-    write: Writer,
-    tools: Tools,
-    stream: Stream,
-    whole: Whole,
+    read: ReaderModule,
+    write: WriterModule,
+    tools: ToolsModule,
+    stream: StreamModule,
+    whole: WholeModule,
     rounds: Rounds,
     streaming: Streaming,
     history: HistoryMember = WHOLE,

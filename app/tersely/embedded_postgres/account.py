@@ -20,7 +20,7 @@ _UNPRIVILEGED = ("tersely", "nobody")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class SystemAccount:
     """The user that owns the database files; ``switched`` if it is not the service's own."""
 
     uid: int
@@ -56,31 +56,31 @@ class Account:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
-def choose_account(cluster: Path) -> Account:
+def choose_account(cluster: Path) -> SystemAccount:
     """Return the account for the cluster directory ``cluster``: its owner if it exists, else a suitable one."""
     uid, gid = os.geteuid(), os.getegid()
     try:
         owner = cluster.stat()
     except FileNotFoundError:
-        return _unprivileged() if uid == 0 else Account(uid=uid, gid=gid, switched=False)
+        return _unprivileged() if uid == 0 else SystemAccount(uid=uid, gid=gid, switched=False)
     if uid == 0 and owner.st_uid != 0:
-        return Account(uid=owner.st_uid, gid=owner.st_gid, switched=True)
+        return SystemAccount(uid=owner.st_uid, gid=owner.st_gid, switched=True)
     if uid == 0 or owner.st_uid != uid:
         raise EmbeddedPostgresError(
             f"the database files in {cluster} belong to user id {owner.st_uid}, and this process runs as {uid}: "
             "run Tersely as that user, or give it a data directory of its own with TERSELY_DATA_DIR"
         )
-    return Account(uid=uid, gid=gid, switched=False)
+    return SystemAccount(uid=uid, gid=gid, switched=False)
 
 
-def _unprivileged() -> Account:
+def _unprivileged() -> SystemAccount:
     for name in _UNPRIVILEGED:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
         if entry.pw_uid != 0:
-            return Account(uid=entry.pw_uid, gid=entry.pw_gid, switched=True)
+            return SystemAccount(uid=entry.pw_uid, gid=entry.pw_gid, switched=True)
     raise EmbeddedPostgresError(
         "Postgres does not run as root, and this system has no account to run it: "
         "create one with `useradd --system tersely`, or run Tersely as an ordinary user"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tersely.embedded_postgres.account import Account, choose_account
+from tersely.embedded_postgres.account import SystemAccount, choose_account
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 from tersely.embedded_postgres.install import MAJOR, Install, find_install, reachable_install
 
@@ -41,7 +41,7 @@ class Layout:
 
     home: Path
     socket_dir: Path
-    account: Account
+    account: SystemAccount
     install: Install
 
     @property
@@ -178,7 +178,7 @@ def _make_directory(path: Path, *, mode: int) -> None:
         path.chmod(mode)  # the mode given to mkdir was narrowed by the umask
 
 
-def _socket_dir(home: Path, account: Account) -> Path:
+def _socket_dir(home: Path, account: SystemAccount) -> Path:
     """Return a private directory whose path is short enough for a socket and means nothing special in a DSN."""
     directory = home / "run"
     path = str(directory / f".s.PGSQL.{PORT}")

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from tersely.embedded_postgres.account import Account
+from tersely.embedded_postgres.account import SystemAccount
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 
 MAJOR = 18
@@ -43,7 +43,7 @@ def find_install() -> Install:
     )
 
 
-def reachable_install(install: Install, *, account: Account, home: Path) -> Install:
+def reachable_install(install: Install, *, account: SystemAccount, home: Path) -> Install:
     """Return ``install``, or a copy of it below ``home`` if ``account`` cannot run it (a checkout in root's home)."""
     if account.can_use(directory=Path("/"), program=install.program("postgres")):
         return install

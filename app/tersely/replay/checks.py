@@ -20,7 +20,7 @@ from tersely.fakellm.scripted.gemini import GCA, GEMINI
 from tersely.fakellm.scripted.openai_responses import RESPONSES
 from tersely.fakellm.strict.openai_chat import parse_body
 from tersely.replay.client import ClientReply
-from tersely.replay.measure import Shown, common
+from tersely.replay.measure import RequestParts, common
 from tersely.replay.model import RecordedRequest
 from tersely.strategies.prompts import ANSWER_NOW
 from tersely.transcripts.conversations import RecordedCall, ReplayRequest
@@ -136,7 +136,7 @@ def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
     )
 
 
-def check_prefix(sent: Shown, before: Shown | None, *, same_epoch: bool) -> Iterator[str]:
+def check_prefix(sent: RequestParts, before: RequestParts | None, *, same_epoch: bool) -> Iterator[str]:
     """Check that within an epoch each request begins with the whole previous request, unless that was shortened.
 
     A closing request for an answer is written again at the end of each call that needs it.

@@ -20,7 +20,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.replay.checks import Failure
 from tersely.replay.play import Variant
 from tersely.replay.run import Plan, run_here, run_there
-from tersely.replay.table import COLUMNS, Result, as_json, as_markdown, cells
+from tersely.replay.table import COLUMNS, ReplayResult, as_json, as_markdown, cells
 from tersely.server.run import log_as_json
 from tersely.settings import Settings
 from tersely.strategies.epochs.policies import parse_policy
@@ -136,7 +136,7 @@ def _progress(transcripts: Sequence[Transcript], variants: Sequence[Variant]) ->
         yield lambda what: bar.update(task, advance=1, description=what)
 
 
-def _show(results: Sequence[Result], *, wants_json: bool, output: Path | None) -> None:
+def _show(results: Sequence[ReplayResult], *, wants_json: bool, output: Path | None) -> None:
     if output is not None:
         output.write_text(as_markdown(results), encoding="utf-8")
     if wants_json:

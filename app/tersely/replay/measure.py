@@ -27,7 +27,7 @@ CACHE_MARK = "cache_control"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class RequestParts:
     """The parts of a request: tool definitions as JSON (empty: none), and messages in wire form."""
 
     tools: bytes
@@ -40,7 +40,7 @@ class Shown:
         return (self.tools, *self.messages) if self.tools else self.messages
 
 
-def take_apart(body: bytes, dialect: DialectName) -> Shown:
+def take_apart(body: bytes, dialect: DialectName) -> RequestParts:
     """Split a request's body into its parts.
 
     An unreadable body is one block. Cache marks are removed.
@@ -48,11 +48,11 @@ def take_apart(body: bytes, dialect: DialectName) -> Shown:
     try:
         request = DIALECTS[dialect].read_request(body)
     except InvalidRequest:
-        return Shown(tools=b"", messages=(body,), dialect=dialect)
+        return RequestParts(tools=b"", messages=(body,), dialect=dialect)
     if request.unreadable is not None:
-        return Shown(tools=request.tools, messages=(body,), dialect=dialect)
+        return RequestParts(tools=request.tools, messages=(body,), dialect=dialect)
     messages = tuple([_without_marks(message.raw) for message in request.messages])
-    return Shown(tools=_without_marks(request.tools), messages=messages, dialect=dialect)
+    return RequestParts(tools=_without_marks(request.tools), messages=messages, dialect=dialect)
 
 
 def _without_marks(raw: bytes) -> bytes:
@@ -89,12 +89,12 @@ class Counter:
             known = self._tools[raw] = tokens.count_tools_of(raw, tokens.encoding_for(self._model))
         return known
 
-    def sizes(self, shown: Shown) -> list[int]:
+    def sizes(self, shown: RequestParts) -> list[int]:
         """Tokens of each block."""
         tools = [self.count_tools(shown.tools)] if shown.tools else []
         return [*tools, *(self.count(raw, shown.dialect) for raw in shown.messages)]
 
-    def instructions(self, shown: Shown) -> int:
+    def instructions(self, shown: RequestParts) -> int:
         """Tokens of all instructions."""
         return sum(self.count(raw, shown.dialect) for raw in shown.messages if self.is_instruction(raw, shown.dialect))
 
@@ -111,7 +111,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class SideTotals:
     """The requests of one side (what the client sent, or what the model was sent), added up.
 
     ``repeated`` are the tokens that were a prefix of the request before, ``later`` all tokens of the requests that
@@ -124,8 +124,8 @@ class Side:
     price: tuple[float, ...] = (0.0,) * len(PRICES)
     own: tuple[float, ...] = (0.0,) * len(PRICES)
 
-    def __add__(self, other: Side) -> Side:
-        return Side(
+    def __add__(self, other: SideTotals) -> SideTotals:
+        return SideTotals(
             tokens=self.tokens + other.tokens,
             repeated=self.repeated + other.repeated,
             later=self.later + other.later,
@@ -135,7 +135,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class ReplayTotals:
     """The sums of one or more conversations under one strategy.
 
     ``beside`` counts calls outside of any session; they are passed on, and part of no other number. ``overflows``
@@ -146,16 +146,16 @@ class Tally:
     conversations: int = 0
     calls: int = 0
     beside: int = 0
-    client: Side = field(default_factory=Side)
-    model: Side = field(default_factory=Side)
+    client: SideTotals = field(default_factory=SideTotals)
+    model: SideTotals = field(default_factory=SideTotals)
     losses: Losses = field(default_factory=Losses)
     edits: Edits = field(default_factory=Edits)
     epochs: int = 0
     overflows: int = 0
     overhead_ms: tuple[float, ...] = ()
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: ReplayTotals) -> ReplayTotals:
+        return ReplayTotals(
             conversations=self.conversations + other.conversations,
             calls=self.calls + other.calls,
             beside=self.beside + other.beside,
@@ -184,12 +184,14 @@ class Tally:
         return self.model.tokens / self.client.tokens if self.client.tokens else 1.0
 
 
-def repeated_share(side: Side) -> float | None:
+def repeated_share(side: SideTotals) -> float | None:
     """Of all requests but a conversation's first, the share that was a prefix of the request before."""
     return side.repeated / side.later if side.later else None
 
 
-def measure(counter: Counter, shown: Shown, before: Shown | None, *, given: Shown | None = None) -> Side:
+def measure(
+    counter: Counter, shown: RequestParts, before: RequestParts | None, *, given: RequestParts | None = None
+) -> SideTotals:
     """Measure one request, after the request ``before`` (None: the conversation's first).
 
     ``given``: the client's own request. Instructions and tools beyond it are Tersely's. They stand in the last of the
@@ -200,7 +202,7 @@ def measure(counter: Counter, shown: Shown, before: Shown | None, *, given: Show
     total, repeated = sum(sizes), sum(sizes[:same])
     instructions, tools = own_tokens(counter, shown, given) if given else (0, 0)
     instructions_at = _last_leading(counter, shown)
-    return Side(
+    return SideTotals(
         tokens=total,
         repeated=repeated,
         later=0 if before is None else total,
@@ -212,7 +214,7 @@ def measure(counter: Counter, shown: Shown, before: Shown | None, *, given: Show
     )
 
 
-def own_tokens(counter: Counter, sent: Shown, given: Shown) -> tuple[int, int]:
+def own_tokens(counter: Counter, sent: RequestParts, given: RequestParts) -> tuple[int, int]:
     """Count the tokens that ``sent`` has beyond the client's request: in instructions, and in tool definitions."""
     instructions = counter.instructions(sent) - counter.instructions(given)
     tools = counter.count_tools(sent.tools) - counter.count_tools(given.tools)
@@ -229,7 +231,7 @@ def common(messages: Sequence[bytes], before: Sequence[bytes]) -> int:
     return same
 
 
-def _last_leading(counter: Counter, shown: Shown) -> int:
+def _last_leading(counter: Counter, shown: RequestParts) -> int:
     """Return the block with the last of the leading instructions."""
     index = len(shown.blocks) - len(shown.messages) - 1
     for raw in shown.messages:

@@ -26,7 +26,7 @@ from tersely.replay.checks import (
 from tersely.replay.client import ClientReply, ask
 from tersely.replay.edit_readiness import EditCounter
 from tersely.replay.lost_references import PastIdentifiers
-from tersely.replay.measure import Counter, Shown, Tally, common, measure, take_apart
+from tersely.replay.measure import Counter, ReplayTotals, RequestParts, common, measure, take_apart
 from tersely.replay.model import KEY_HEADER, Expected, RecordedModel, RecordedRequest, chance
 from tersely.transcripts.conversations import Conversation, RecordedCall, ReplayRequest, ReplyForm
 from tersely.transcripts.recordings import going_on_from
@@ -61,7 +61,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class ReplaySetting:
     """The setting of a replay. ``share`` of the replies get a tag."""
 
     http: aiohttp.ClientSession
@@ -74,14 +74,14 @@ class Stage:
 
 
 @dataclass(slots=True, kw_only=True)
-class Played:
+class PlayedConversation:
     """The result of a conversation. ``sessions``: those that the proxy named.
 
     ``ids`` and ``histories`` are keyed by the indexes of the steps that others continue from: the ids of their
     replies, and the histories up to them.
     """
 
-    tally: Tally
+    tally: ReplayTotals
     ids: dict[int, str] = field(default_factory=dict)
     histories: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     sessions: dict[str, _Session] = field(default_factory=dict)
@@ -106,14 +106,14 @@ class _Call:
 
     step: RecordedCall
     sent_history: tuple[bytes, ...]
-    given: Shown
-    sent: Shown
+    given: RequestParts
+    sent: RequestParts
     epoch: str
     is_orderly: bool
 
 
 async def play(
-    stage: Stage,
+    stage: ReplaySetting,
     variant: Variant,
     conversation: Conversation,
     past: PastIdentifiers,
@@ -121,9 +121,9 @@ async def play(
     headers: Mapping[str, str],
     read_store: ReadStore,
     progress: Callable[[], None],
-) -> Played:
+) -> PlayedConversation:
     """Play both sides of a conversation, then look into the store. ``headers`` go with every request."""
-    played = Played(tally=Tally())
+    played = PlayedConversation(tally=ReplayTotals())
     for number, step in enumerate(conversation.steps):
         key = f"{variant.name}/{conversation.number}/{number}/{id(conversation)}"
         sent = {
@@ -150,28 +150,30 @@ async def play(
                     played.histories[step.index] = (*call.sent_history, _recorded_reply(step))
                 played.sessions[answer.session].sent.update(call.sent_history)
                 played.sessions[answer.session].dialects.add(step.dialect)
-            played.tally += Tally(overflows=int(is_mended(turned)))
+            played.tally += ReplayTotals(overflows=int(is_mended(turned)))
         elif answer.message is not None:
             faults += _check_beside(conversation, request, turned)
-            played.tally += Tally(beside=1)
+            played.tally += ReplayTotals(beside=1)
         _note(played, variant, conversation, step.index, faults)
         progress()
         if answer.message is None and not conversation.is_recording:
             break
-    played.tally += Tally(conversations=len(played.sessions) if conversation.is_recording else 1)
+    played.tally += ReplayTotals(conversations=len(played.sessions) if conversation.is_recording else 1)
     for name, session in played.sessions.items():
         await _look_into_store(played, variant, conversation, name, session, read_store)
     return played
 
 
-def _ready(stage: Stage, conversation: Conversation, step: RecordedCall) -> tuple[ReplayRequest, Expected]:
+def _ready(stage: ReplaySetting, conversation: Conversation, step: RecordedCall) -> tuple[ReplayRequest, Expected]:
     """Return the client's request of a call, and prepare the model's reply."""
     seed = (conversation.id, conversation.number, step.index)
     expected = Expected(message=step.reply, seed=seed, share=stage.share, dialect=step.dialect)
     return step.request(_reply_form(stage, conversation, step, seed)), expected
 
 
-def _reply_form(stage: Stage, conversation: Conversation, step: RecordedCall, seed: tuple[object, ...]) -> ReplyForm:
+def _reply_form(
+    stage: ReplaySetting, conversation: Conversation, step: RecordedCall, seed: tuple[object, ...]
+) -> ReplyForm:
     """Choose the form of a reply. Half of the calls are streamed; Gemini's JSON arrays are for programs without event
     streams.
     """
@@ -182,7 +184,7 @@ def _reply_form(stage: Stage, conversation: Conversation, step: RecordedCall, se
     return ReplyForm(model=stage.model_name, is_streamed=draw < STREAMED, has_option=has_option)
 
 
-def _check_session(played: Played, conversation: Conversation, answer: ClientReply) -> list[str]:
+def _check_session(played: PlayedConversation, conversation: Conversation, answer: ClientReply) -> list[str]:
     """Check that a transcript's conversation is one session. For a client's own requests the sessions are unknown."""
     is_strange = played.sessions and answer.session not in played.sessions and not conversation.is_recording
     return ["a session of its own, though the conversation had one"] if is_strange else []
@@ -212,7 +214,9 @@ def _look_at(
     )
 
 
-def _count(stage: Stage, played: Played, now: _Call, past: PastIdentifiers, answer: ClientReply) -> list[str]:
+def _count(
+    stage: ReplaySetting, played: PlayedConversation, now: _Call, past: PastIdentifiers, answer: ClientReply
+) -> list[str]:
     """Add a call to the figures of its session; what is wrong with its beginning."""
     session = played.sessions.get(answer.session)
     before = session.last if session else None
@@ -234,10 +238,12 @@ def _goes_on(now: _Call, before: _Call) -> bool:
     return same_dialect and common(now.given.blocks, before.given.blocks) == len(before.given.blocks)
 
 
-def _tally(stage: Stage, past: PastIdentifiers, now: _Call, before: _Call | None, answer: ClientReply) -> Tally:
+def _tally(
+    stage: ReplaySetting, past: PastIdentifiers, now: _Call, before: _Call | None, answer: ClientReply
+) -> ReplayTotals:
     counter = stage.counter
     overhead = answer.headers.get("x-tersely-overhead-ms")
-    return Tally(
+    return ReplayTotals(
         calls=1,
         client=measure(counter, now.given, before.given if before else None),
         model=measure(counter, now.sent, before.sent if before else None, given=now.given),
@@ -249,7 +255,7 @@ def _tally(stage: Stage, past: PastIdentifiers, now: _Call, before: _Call | None
 
 
 async def _look_into_store(
-    played: Played,
+    played: PlayedConversation,
     variant: Variant,
     conversation: Conversation,
     name: str,
@@ -280,7 +286,9 @@ def _recorded_reply(step: RecordedCall) -> bytes:
     return raw_json.dump({**_ROLE[step.dialect], **(step.reply or {})})
 
 
-def _note(played: Played, variant: Variant, conversation: Conversation, call: int, faults: Sequence[str]) -> None:
+def _note(
+    played: PlayedConversation, variant: Variant, conversation: Conversation, call: int, faults: Sequence[str]
+) -> None:
     for fault in faults:
         if len(played.failures) >= MAX_FAILURES:
             return

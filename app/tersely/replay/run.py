@@ -12,12 +12,12 @@ import aiohttp
 from tersely.fakellm.scripted import run_scripted
 from tersely.replay.checks import Failure, Stored
 from tersely.replay.lost_references import PastIdentifiers
-from tersely.replay.measure import Counter, Tally
+from tersely.replay.measure import Counter, ReplayTotals
 from tersely.replay.model import RecordedModel
-from tersely.replay.play import Played, Stage, Variant, play
-from tersely.replay.service import Tenants, database_for_replay, open_tenants, run_service
+from tersely.replay.play import PlayedConversation, ReplaySetting, Variant, play
+from tersely.replay.service import ReplayTenants, database_for_replay, open_tenants, run_service
 from tersely.replay.stored_sessions import read_session
-from tersely.replay.table import Result
+from tersely.replay.table import ReplayResult
 from tersely.settings import Settings
 from tersely.store.db.migrations import migrate
 from tersely.transcripts.conversations import BadTranscript, Conversation, Transcript
@@ -50,7 +50,7 @@ class Access:
 class _Run:
     """One transcript under one strategy."""
 
-    stage: Stage
+    stage: ReplaySetting
     variant: Variant
     transcript: Transcript
 
@@ -58,14 +58,14 @@ class _Run:
 _OpenAccess = Callable[[_Run], Awaitable[Access]]
 
 
-def run_here(runner: asyncio.Runner, settings: Settings, plan: Plan, on_call: OnCall) -> list[Result]:
+def run_here(runner: asyncio.Runner, settings: Settings, plan: Plan, on_call: OnCall) -> list[ReplayResult]:
     """Replay against a service of its own, whose tenants are deleted afterwards."""
     with database_for_replay(settings) as url:
         runner.run(migrate(url))
         return runner.run(_run_here(settings, url, plan, on_call))
 
 
-async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -> list[Result]:
+async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -> list[ReplayResult]:
     model = RecordedModel(window=plan.window)
     async with (
         run_scripted(model=model) as upstream,
@@ -75,7 +75,7 @@ async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -
         return await _run(plan, on_call, address, model, lambda _: _open_tenant(tenants))
 
 
-async def _open_tenant(tenants: Tenants) -> Access:
+async def _open_tenant(tenants: ReplayTenants) -> Access:
     tenant, key = await tenants.make()
     return Access(
         headers_for=lambda _: {"x-tersely-key": key},
@@ -85,7 +85,7 @@ async def _open_tenant(tenants: Tenants) -> Access:
 
 async def run_there(
     plan: Plan, on_call: OnCall, *, address: str, port: int, headers: Mapping[str, str]
-) -> list[Result]:
+) -> list[ReplayResult]:
     """Replay against a running service, whose upstream must be the one on ``port``.
 
     Sessions of earlier replays would be recognised, so each session is named here. A client's own requests have their
@@ -111,12 +111,14 @@ async def run_there(
 
 async def _run(
     plan: Plan, on_call: OnCall, address: str, model: RecordedModel, open_access: _OpenAccess
-) -> list[Result]:
-    results: list[Result] = []
+) -> list[ReplayResult]:
+    results: list[ReplayResult] = []
     counter = Counter(plan.model)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http:
-        stage = Stage(http=http, address=address, model=model, model_name=plan.model, share=plan.share, counter=counter)
+        stage = ReplaySetting(
+            http=http, address=address, model=model, model_name=plan.model, share=plan.share, counter=counter
+        )
         for transcript in plan.transcripts:
             pasts = {each.number: PastIdentifiers() for each in transcript.conversations}
             for variant in plan.variants:
@@ -128,11 +130,11 @@ async def _run(
 
 async def _play_all(
     run: _Run, pasts: Mapping[int, PastIdentifiers], access: Access, on_call: OnCall, *, parallel: int
-) -> list[Played]:
+) -> list[PlayedConversation]:
     free = asyncio.Semaphore(parallel)
     variant, transcript = run.variant, run.transcript
 
-    async def one(conversation: Conversation) -> Played:
+    async def one(conversation: Conversation) -> PlayedConversation:
         async with free:
             return await play(
                 run.stage,
@@ -149,7 +151,7 @@ async def _play_all(
     return [task.result() for task in tasks]
 
 
-def _result(transcript: Transcript, variant: Variant, played: Sequence[Played]) -> Result:
+def _result(transcript: Transcript, variant: Variant, played: Sequence[PlayedConversation]) -> ReplayResult:
     failures = [failure for each in played for failure in each.failures]
     sessions = [session for each in played for session in each.sessions]
     if len(set(sessions)) < len(sessions):
@@ -161,10 +163,10 @@ def _result(transcript: Transcript, variant: Variant, played: Sequence[Played]) 
                 what=f"{len(sessions)} conversations share {len(set(sessions))} sessions",
             )
         )
-    return Result(
+    return ReplayResult(
         file=transcript.name,
         strategy=variant.name,
-        tally=sum((each.tally for each in played), Tally()),
+        tally=sum((each.tally for each in played), ReplayTotals()),
         failures=tuple(failures),
         worst=max((each.tally.price(0) for each in played if each.tally.calls), default=0.0),
     )

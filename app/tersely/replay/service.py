@@ -55,7 +55,7 @@ async def run_service(settings: Settings, database_url: str, upstream: str) -> A
 
 
 @dataclass(slots=True, kw_only=True)
-class Tenants:
+class ReplayTenants:
     """New tenants of a database, one for each strategy and file. All of their data is deleted at the end."""
 
     database: Database
@@ -87,11 +87,11 @@ class Tenants:
 
 
 @asynccontextmanager
-async def open_tenants(database_url: str) -> AsyncIterator[Tenants]:
+async def open_tenants(database_url: str) -> AsyncIterator[ReplayTenants]:
     """Yield tenants that are deleted at the end of the block."""
     database = Database(dsn=database_url, size=2, timeout=60)
     await database.open()
-    made = Tenants(database=database)
+    made = ReplayTenants(database=database)
     try:
         yield made
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tersely.domain.history.context_use import Edits
 from tersely.replay.checks import Failure
-from tersely.replay.measure import PRICES, Tally, repeated_share
+from tersely.replay.measure import PRICES, ReplayTotals, repeated_share
 
 COLUMNS = (
     "file",
@@ -30,17 +30,17 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ReplayResult:
     """A file under a strategy. ``worst`` is the price of the conversation that fared worst, by the first prices."""
 
     file: str
     strategy: str
-    tally: Tally
+    tally: ReplayTotals
     failures: Sequence[Failure] = ()
     worst: float = 0.0
 
 
-def cells(result: Result) -> tuple[str, ...]:
+def cells(result: ReplayResult) -> tuple[str, ...]:
     """Return one row of the table."""
     tally = result.tally
     return (
@@ -61,19 +61,19 @@ def cells(result: Result) -> tuple[str, ...]:
     )
 
 
-def as_markdown(results: Sequence[Result]) -> str:
+def as_markdown(results: Sequence[ReplayResult]) -> str:
     """Return the whole table."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
     lines += [f"| {' | '.join(cells(result))} |" for result in results]
     return "\n".join(lines) + "\n"
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
     """Return the figures, unrounded."""
     return [_record(result) for result in results]
 
 
-def _record(result: Result) -> dict[str, Any]:
+def _record(result: ReplayResult) -> dict[str, Any]:
     tally = result.tally
     times = sorted(tally.overhead_ms)
     return {

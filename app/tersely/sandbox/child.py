@@ -1,6 +1,6 @@
 """The program of the child process: one session's messages in SQLite, and the agent's SQL over them.
 
-It runs by itself (``python -I -S child.py SECONDS MEMORY``, as in `Limits`) and imports nothing but the standard
+It runs by itself (``python -I -S child.py SECONDS MEMORY``, as in `QueryLimits`) and imports nothing but the standard
 library. Before it reads anything it gives up whatever it can: files, sockets, processes, memory beyond a limit, root.
 What is left is guarded once more inside SQLite: queries are read-only, only known functions and tables are open to
 them, and everything has a size. The one thing that no limit here can stop is a single SQLite function that spins; the
@@ -86,7 +86,7 @@ string_agg substr substring sum time timediff total trim trunc typeof unicode un
 """
 
 
-class Limits(NamedTuple):
+class QueryLimits(NamedTuple):
     """Limits of a query: ``seconds`` until it is interrupted, and ``memory``, the bytes that SQLite may use for the
     rows and the query.
     """
@@ -126,7 +126,7 @@ _QUOTES = re.compile(
 _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.DOTALL)
 
 
-def give_up(limits: Limits) -> None:
+def give_up(limits: QueryLimits) -> None:
     """Give up everything that the process does not need. The other limits cover what the system does not
     permit here.
     """
@@ -169,7 +169,7 @@ def limit_cpu(seconds: int) -> None:
 class Table:
     """The messages, and the only way to query them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: QueryLimits) -> None:
         self._limits = limits
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._db.text_factory = lambda value: value.decode("utf-8", "replace")
@@ -318,7 +318,7 @@ def _cell(value: Any, limit: int) -> tuple[Any, bool]:
     return value, False
 
 
-def _commands(limits: Limits) -> Iterator[dict[str, Any]]:
+def _commands(limits: QueryLimits) -> Iterator[dict[str, Any]]:
     source = sys.stdin.buffer
     while len(header := source.read(4)) == 4:
         (length,) = struct.unpack(">I", header)
@@ -335,7 +335,7 @@ def _reply(value: dict[str, Any]) -> None:
 def main() -> None:
     """Serve commands until there are no more."""
     json.dumps({"warm": [1.5, "é"]}, ensure_ascii=False).encode()
-    limits = Limits(float(sys.argv[1]), int(sys.argv[2]))
+    limits = QueryLimits(float(sys.argv[1]), int(sys.argv[2]))
     give_up(limits)
     table = Table(limits)
     for command in _commands(limits):

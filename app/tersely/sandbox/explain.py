@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from tersely.sandbox.child import COLUMNS, FUNCTIONS, SQL, VALUE, Limits
+from tersely.sandbox.child import COLUMNS, FUNCTIONS, SQL, VALUE, QueryLimits
 
 TABLE = f"messages({', '.join(COLUMNS)})"
 ONE_SELECT = f"only one SELECT can be run (or WITH ... SELECT), over the table {TABLE}"
@@ -65,7 +65,7 @@ def kind_of(reply: dict[str, Any]) -> Literal["ok", "error", "too_long", "too_la
     return "error" if message else "ok"
 
 
-def explain(reply: dict[str, Any], sql: str, limits: Limits) -> str:
+def explain(reply: dict[str, Any], sql: str, limits: QueryLimits) -> str:
     """Return the words for a reply that is an error."""
     message = str(reply["error"])
     if kind_of(reply) == "too_long":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tersely.domain.errors import Busy
-from tersely.sandbox.child import Limits
+from tersely.sandbox.child import QueryLimits
 from tersely.sandbox.gate import Gate
 from tersely.sandbox.process import Child
 
@@ -36,7 +36,7 @@ class ChildPool(Generic[K]):
         self,
         new: Callable[[], K],
         *,
-        limits: Limits = Limits(),  # noqa: B008 a value, and frozen
+        limits: QueryLimits = QueryLimits(),  # noqa: B008 a value, and frozen
         width: int = 4,
         idle: float = 30.0,
         waiting: int = 64,

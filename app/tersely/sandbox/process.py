@@ -12,7 +12,7 @@ import msgspec
 
 from tersely.domain.errors import Busy
 from tersely.sandbox import child
-from tersely.sandbox.child import Limits
+from tersely.sandbox.child import QueryLimits
 
 PROGRAM = Path(child.__file__)
 # Bytes of a reply: more than `child.ANSWER` can become in JSON.
@@ -37,13 +37,13 @@ class Child:
     After any failure it is dead; then only `kill` may be called.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, limits: QueryLimits) -> None:
         self._process = process
         self._limits = limits
         self._is_killed = False
 
     @classmethod
-    async def start(cls, limits: Limits) -> Child:
+    async def start(cls, limits: QueryLimits) -> Child:
         """Return a child without environment, descriptors of ours, or a terminal. Raises `Busy`."""
         try:
             process = await asyncio.create_subprocess_exec(

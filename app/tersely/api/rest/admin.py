@@ -28,7 +28,7 @@ from tersely.api.rest.services import AppServices
 from tersely.domain.errors import Forbidden, NotFound, Unauthorized
 from tersely.domain.limits import Limits
 from tersely.service.limits.tenants import LimitedKey, LimitedTenant
-from tersely.store.ops.keys import Key
+from tersely.store.ops.keys import ApiKey
 
 After = Annotated[str, Query(max_length=200, description="The `next` of the page before.")]
 OfTenant = Annotated[str | None, Query(max_length=128, description="Only this tenant's keys.")]
@@ -152,7 +152,7 @@ def _without_bytes(members: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if name != "stored_bytes"}
 
 
-def write_key(key: Key) -> dict[str, Any]:
+def write_key(key: ApiKey) -> dict[str, Any]:
     """Return a key without its secret as JSON members."""
     return {
         "id": key.id,

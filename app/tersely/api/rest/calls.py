@@ -16,7 +16,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.money.savings import SavingsRow
 from tersely.service.sessions.call_infos import CallInfo
-from tersely.service.sessions.calls import CallContext
+from tersely.service.sessions.calls import RecordedContext
 from tersely.store.ops.calls import GroupBy
 from tersely.store.ops.stats import EpochRow
 
@@ -139,7 +139,7 @@ def write_savings(row: SavingsRow) -> dict[str, Any]:
     }
 
 
-def _write_context(context: CallContext) -> dict[str, Any]:
+def _write_context(context: RecordedContext) -> dict[str, Any]:
     return {
         "call": write_call(context.call),
         "dialect": context.dialect,

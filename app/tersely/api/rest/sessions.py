@@ -15,7 +15,7 @@ from tersely.api.rest.schemas.sessions import CreateSession, PatchSession, Sessi
 from tersely.api.rest.services import AppServices, Services
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
-from tersely.service.sessions.sessions import UNSET, Change
+from tersely.service.sessions.sessions import UNSET, SessionChange
 from tersely.store.history.session_lists import ListedSession, Narrowing, Sort
 from tersely.store.ops.shadows import ShadowSums
 
@@ -30,7 +30,7 @@ router = APIRouter(route_class=GuardedRoute)
 @router.post("/sessions", status_code=201, summary="Create a session", response_model=SessionOut)
 async def create_session(services: AppServices, tenant: Tenant, body: CreateSession) -> Response:
     """Create an empty session. 409 if the id is taken."""
-    given = Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata)
+    given = SessionChange(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata)
     session = await services.sessions.create(tenant, session_id=body.id, parent=body.parent, given=given)
     return json_response(await _write_whole(services, tenant, session.id), 201)
 
@@ -72,8 +72,8 @@ async def get_session(services: AppServices, tenant: Tenant, session_id: Session
 @router.patch("/sessions/{session_id}", summary="Configure a session", response_model=SessionOut)
 async def update_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: PatchSession) -> Response:
     """Change strategy, epoch policy or metadata. The change takes effect at the next context."""
-    given = {name: getattr(body, name) if name in body.model_fields_set else UNSET for name in Change.__slots__}
-    await services.sessions.change(tenant, session_id, Change(**given))
+    given = {name: getattr(body, name) if name in body.model_fields_set else UNSET for name in SessionChange.__slots__}
+    await services.sessions.change(tenant, session_id, SessionChange(**given))
     return json_response(await _write_whole(services, tenant, session_id))
 
 

@@ -18,7 +18,7 @@ from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_session
 from tersely.domain.errors import InvalidRequest
 from tersely.service.sessions.exports import Import, write_entry
-from tersely.service.sessions.sessions import Change
+from tersely.service.sessions.sessions import SessionChange
 from tersely.store.history.terse import LogCursor
 
 router = APIRouter(route_class=GuardedRoute)
@@ -57,7 +57,7 @@ async def import_session(services: AppServices, request: Request, tenant: Tenant
         dialect=body.dialect,
         context=await verbatim_items(request, "context"),
         terse=body.terse,
-        configuration=Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata),
+        configuration=SessionChange(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata),
         snapshot=body.tersely,
     )
     return json_response(write_session(services, await services.exports.import_session(tenant, given)), 201)

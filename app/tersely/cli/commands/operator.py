@@ -24,7 +24,7 @@ from tersely.service.sessions.forgetting import Forgetting
 from tersely.settings import Settings
 from tersely.store.commit.spool import has_records, spool_directory
 from tersely.store.db.connection import TENANT, Database
-from tersely.store.db.distribution import Distribution, DistributionError, Report
+from tersely.store.db.distribution import Distribution, DistributionError, Reporter
 from tersely.store.db.distribution import distribute as distribute_tables
 from tersely.store.db.migrations import is_newer
 from tersely.store.ops import keys, limits
@@ -39,7 +39,7 @@ def migrate() -> None:
         asyncio.run(up_to_date(url))
 
 
-def distribute(shards: int, *, any_size: bool, report: Report) -> Distribution:
+def distribute(shards: int, *, any_size: bool, report: Reporter) -> Distribution:
     """Distribute the database by tenant. Raises `CommandError`."""
     settings = Settings()
     if settings.database_url is None:
@@ -185,7 +185,7 @@ def list_keys(tenant: str | None) -> list[dict[str, Any]]:
     """Return the keys of a tenant or of all, as JSON values, without their secrets. Raises `CommandError`."""
     check_tenant(tenant)
 
-    async def work(database: Database) -> list[keys.Key]:
+    async def work(database: Database) -> list[keys.ApiKey]:
         if tenant is None:
             return await keys.of_all_tenants(database)
         return await keys.of_tenant(database, tenant)

@@ -13,7 +13,7 @@ from tersely.domain.history.history import IMPORTANT, MAX_PRIORITY
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.sessions.compactions import CompactionOptions
 from tersely.service.sessions.comparisons import blocks_of
-from tersely.service.sessions.previews import Edit, Preview, PreviewRequest
+from tersely.service.sessions.previews import Preview, PreviewRequest, TrialEdit
 from tersely.store.history.messages import StoredMessage
 
 PRIORITY_TEXT = (
@@ -78,7 +78,7 @@ class ActionPages(ViewGroup):
             summary_price=self._of.prices.of(compaction.model) if compaction is not None else None,
         )  # fmt: skip
 
-    def _edit(self, page: PageRequest, act: str, turn: int | None, priority: int | None) -> Edit | None:
+    def _edit(self, page: PageRequest, act: str, turn: int | None, priority: int | None) -> TrialEdit | None:
         """Return what an action does, to be tried out; None for actions that cannot be."""
         of, tenant, session_id = self._of, page.tenant, page.get("id")
         seq = page.number("seq", 0) or 0
@@ -91,7 +91,7 @@ class ActionPages(ViewGroup):
             return lambda connection: of.pins.set_priority_within(connection, tenant, session_id, seq, priority or 0)
         return None
 
-    async def _preview_after(self, tenant: str, session_id: str, change: Edit) -> tuple[Preview | None, str]:
+    async def _preview_after(self, tenant: str, session_id: str, change: TrialEdit) -> tuple[Preview | None, str]:
         try:
             return await self._of.previews.build_after(tenant, session_id, change), ""
         except NotFound:

@@ -18,7 +18,7 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.call_board import Note, RunningCall
 from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.comparisons import readable
-from tersely.store.ops.activity import RunningCall as StoredCall
+from tersely.store.ops.activity import StoredCall
 from tersely.store.ops.calls import CallRow
 
 
@@ -61,9 +61,9 @@ class LivePages(ViewGroup):
             await asyncio.sleep(0)
 
 
-def _running(stored: Sequence[StoredCall], here: Sequence[RunningCall]) -> list[dict[str, Any]]:
+def _running(stored: Sequence[StoredCall], of_worker: Sequence[RunningCall]) -> list[dict[str, Any]]:
     """Calls under way: those that the database knows, with the state of those that this worker makes, and the rest."""
-    states = {call.session_id: call.state for call in here if call.session_id}
+    states = {call.session_id: call.state for call in of_worker if call.session_id}
     known = {call.session_id for call in stored}
     found: list[dict[str, Any]] = [
         {
@@ -85,7 +85,7 @@ def _running(stored: Sequence[StoredCall], here: Sequence[RunningCall]) -> list[
             "state": call.state,
             "since": call.began,
         }
-        for call in here
+        for call in of_worker
         if call.session_id not in known
     ]
     return found

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tersely.console.router import PageRequest
 from tersely.console.views.base import PAGE, ViewGroup
-from tersely.service.search.tenant_search import Mode
+from tersely.service.search.tenant_search import SearchMode
 from tersely.store.history.session_lists import Narrowing, Sort
 from tersely.store.ops.calls import GroupBy
 from tersely.strategies.presets import STRATEGIES
@@ -77,7 +77,7 @@ class TenantPages(ViewGroup):
     async def show_search(self, page: PageRequest) -> Response:
         """Messages of all sessions."""
         query = page.get("query").strip()
-        mode = cast("Mode", page.get("mode") if page.get("mode") in get_args(Mode) else "search")
+        mode = cast("SearchMode", page.get("mode") if page.get("mode") in get_args(SearchMode) else "search")
         session_id = page.get("id")
         listed = await self._of.sessions.figures(page.tenant, session_id) if session_id else None
         found = None

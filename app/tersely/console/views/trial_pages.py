@@ -12,7 +12,7 @@ from tersely.console.strategy_form import POLICIES, parameter_fields, write_poli
 from tersely.console.views.base import ViewGroup, redirect, try_preview
 from tersely.domain.errors import InvalidRequest
 from tersely.service.sessions.previews import PreviewRequest
-from tersely.service.sessions.sessions import Change
+from tersely.service.sessions.sessions import SessionChange
 from tersely.strategies.presets import STRATEGIES
 
 
@@ -46,7 +46,7 @@ class TrialPages(ViewGroup):
         given: dict[str, Any] = {
             name: _setting(page.get(name)) for name in ("strategy", "epoch") if page.get(name).strip()
         }
-        await self._of.sessions.change(page.tenant, session_id, Change(**given))
+        await self._of.sessions.change(page.tenant, session_id, SessionChange(**given))
         return redirect(page.link("session/try", id=session_id))
 
 

@@ -115,7 +115,7 @@ SIDE_INSTRUCTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
+class TranscriptForm:
     """How ``client`` writes a history to be summarised as one text, with the ``speaker`` in front of each message."""
 
     client: str
@@ -125,13 +125,13 @@ class Transcript:
 
 
 TRANSCRIPTS = (
-    Transcript(
+    TranscriptForm(
         client="LlamaIndex",
         opening='"Transcript so far: ',
         closing='"',
         speaker=re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool|function|chatbot|model): "),
     ),
-    Transcript(
+    TranscriptForm(
         client="pi",
         opening="<conversation>\n",
         closing="\n</conversation>",

@@ -38,7 +38,7 @@ MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientView:
+class ShownReply:
     """A reply as its client was shown it, in the wire form of ``dialect``; empty if that form is unknown."""
 
     raw: bytes
@@ -68,7 +68,7 @@ class Entry:
     is_folded: bool = False
     prefix: str = ""
     is_ours: bool = False
-    client_view: ClientView | None = None
+    client_view: ShownReply | None = None
     answered: tuple[str, ...] = ()
 
 

@@ -22,7 +22,7 @@ from tersely.domain.history.placement import (
     place_messages,
 )
 
-Kind = Literal["new", "continue", "retry", "edited", "delta"]
+ReconciliationKind = Literal["new", "continue", "retry", "edited", "delta"]
 # The names of the fields in spooled exchanges, which earlier releases read and write too.
 _SPOOLED_NAMES = {"restored": "revived", "follows_seq": "after", "replies_at_end": "answers_last"}
 
@@ -36,7 +36,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_
     unless something else is stored first.
     """
 
-    kind: Kind
+    kind: ReconciliationKind
     placed: tuple[PlacedMessage, ...]
     superseded: tuple[int, ...]
     restored: tuple[int, ...]
@@ -135,7 +135,7 @@ def _follow(
         numbering = TurnNumbering(turns=turns)
     else:
         numbering = TurnNumbering(turns=turns, turn=last.turn, has_user=has_user(rows, last.turn, first_link))
-    kind: Kind = "retry" if rows else "new"
+    kind: ReconciliationKind = "retry" if rows else "new"
     for message in incoming[len(placed) :]:
         last_seq += 1
         placed.append(PlacedMessage(seq=last_seq, turn=numbering.next(message), position=float(last_seq), is_new=True))
@@ -207,7 +207,7 @@ def _kind(
     back: Sequence[StoredLink],
     *,
     is_new: bool,
-) -> Kind:
+) -> ReconciliationKind:
     """Return the kind of change in the history proper. Changed instructions do not count."""
     if is_new:
         return "new"

@@ -15,7 +15,7 @@ from tersely.domain.text.tool_output import ToolOutputLimits
 # `output`: tool results within `limits`. `results`: tool results to `chars`. `user_text`: a user's text to `chars`.
 # `archive`: a tool result is replaced by a line that names its summary or its content
 # (`tersely.strategies.reduction.archiving`).
-Subject = Literal["output", "results", "user_text", "archive"]
+TierContent = Literal["output", "results", "user_text", "archive"]
 # `head`: the beginning, followed by a notice. `ends`: beginning and end, with a notice between them.
 Style = Literal["head", "ends"]
 # The tools by which the model can read a whole text: any text, or a spilled output. Empty: it has none.
@@ -41,7 +41,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, rename={"read_back": "way"
     messages whose summaries are in the epoch's digest (None: all, as in older epochs).
     """
 
-    subject: Subject
+    subject: TierContent
     until: int | None = None
     chars: int = 0
     style: Style = "head"

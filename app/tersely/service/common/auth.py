@@ -20,7 +20,7 @@ from tersely.domain.errors import Forbidden, InvalidRequest, StoreUnavailable, U
 from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.store.db.connection import TENANT, Database
 from tersely.store.ops import keys
-from tersely.store.ops.keys import Key
+from tersely.store.ops.keys import ApiKey
 
 DEFAULT_TENANT = "default"
 # Last path segments of POST routes that change nothing.
@@ -246,7 +246,7 @@ def new_key(
     scope: str | None = None,
     days: int | None = None,
     client: str | None = None,
-) -> tuple[str, Key]:
+) -> tuple[str, ApiKey]:
     """Return a new key as its owner sees it once, and as it is stored. Raises `InvalidRequest` for an
     invalid tenant.
     """
@@ -254,7 +254,7 @@ def new_key(
         raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")
     if is_replay_tenant(tenant):
         raise InvalidRequest("names that end with :replays are reserved for replayed transcripts", field="tenant")
-    stored = Key(
+    stored = ApiKey(
         id=key_id,
         tenant=tenant,
         label=label,

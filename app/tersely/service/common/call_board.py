@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-State = Literal["waiting", "first byte", "streaming"]
+CallState = Literal["waiting", "first byte", "streaming"]
 NoteKind = Literal["refused", "fail-open", "repaired"]
 MAX_NOTES = 50
 """Notes that are kept for a tenant."""
@@ -51,7 +51,7 @@ class RunningCall:
     client: str
     dialect: str
     began: datetime
-    state: State = "waiting"
+    state: CallState = "waiting"
     session_id: str = ""
     board: CallBoard | None = field(default=None, repr=False)
 

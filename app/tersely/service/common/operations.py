@@ -49,7 +49,7 @@ class HostFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideCalls:
+class SideCallCounts:
     """Side calls of one kind: how many since the start, and the latest of this worker."""
 
     kind: str
@@ -70,7 +70,7 @@ class OperationFigures:
     workers: int
     calls: int
     hosts: tuple[HostFigures, ...]
-    side_calls: tuple[SideCalls, ...]
+    side_calls: tuple[SideCallCounts, ...]
     summary_queue: int
     summarizer: Mapping[str, int]
     compactions: Mapping[str, int]
@@ -122,7 +122,7 @@ class Operations:
             calls=self._board.count(),
             hosts=tuple(self._host(samples, *each) for each in self._hosts),
             side_calls=tuple(
-                SideCalls(kind=kind, count=count, examples=self._board.examples(kind))
+                SideCallCounts(kind=kind, count=count, examples=self._board.examples(kind))
                 for kind, count in samples.by("tersely_side_calls_total", "kind").items()
             ),
             summary_queue=self._summary_queue(),

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.history import (
-    ClientView,
     Entry,
+    ShownReply,
 )
 from tersely.domain.history.isolation import StoredInDialect, isolate
 from tersely.domain.messages import (
@@ -81,7 +81,7 @@ def resent_entries(
     return _in_order(entries), _in_order(kept) + _find_resent(match, incoming, dialect, kept_rows, restore, duplicates)
 
 
-def _hidden_entry(row: TailRow, restore: Restore, dialect: Dialect, views: Mapping[int, ClientView]) -> list[_Placed]:
+def _hidden_entry(row: TailRow, restore: Restore, dialect: Dialect, views: Mapping[int, ShownReply]) -> list[_Placed]:
     """Return a hidden message with its position; an empty list if its dialect does not share messages with
     ``dialect``.
     """
@@ -91,16 +91,16 @@ def _hidden_entry(row: TailRow, restore: Restore, dialect: Dialect, views: Mappi
 
 def _views_of_rounds(
     match: SessionMatch, incoming: IncomingHistory, dialect: Dialect, hidden: Sequence[TailRow]
-) -> dict[int, ClientView]:
+) -> dict[int, ShownReply]:
     """Map each call that ``hidden`` messages belong to, to the client's view of its reply."""
     if not hidden:
         return {}
     calls = {row.row.call for row in hidden}
-    views = dict.fromkeys(calls, ClientView(raw=b"", dialect=dialect.name))
+    views = dict.fromkeys(calls, ShownReply(raw=b"", dialect=dialect.name))
     replies = {row.row.seq: row.row.call for row in match.rows if row.row.role == "assistant"}
     for message, placed in zip(incoming.messages, match.decision.placed, strict=True):
         if replies.get(placed.seq) in calls:
-            views[replies[placed.seq]] = ClientView(raw=message.raw, dialect=dialect.name)
+            views[replies[placed.seq]] = ShownReply(raw=message.raw, dialect=dialect.name)
     return views
 
 
@@ -182,7 +182,7 @@ def known_entry(
     row: TailRow,
     restore: Restore,
     dialect: Dialect,
-    views: Mapping[int, ClientView] = MappingProxyType({}),
+    views: Mapping[int, ShownReply] = MappingProxyType({}),
 ) -> Entry:
     """Return the entry of a message that is stored. ``message`` is the client's echo of it.
 
@@ -194,7 +194,7 @@ def known_entry(
         memos = memos_in_message(row.model_raw, row.dialect)
     if row.model_raw is not None and not memos:
         if row.row.role == "assistant":
-            view = views.get(row.row.call) or ClientView(raw=message.raw, dialect=dialect.name)
+            view = views.get(row.row.call) or ShownReply(raw=message.raw, dialect=dialect.name)
         read = restore(NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in views else NOT_ECHOED
         message = read if read.parts else restore(message, row.model_raw, row.dialect)
     entry = Entry(
@@ -258,11 +258,11 @@ def _rewritten(entry: Entry, message: Message) -> Entry:
     return with_memos_of(bare, memos)
 
 
-def _view_of(stored: StoredMessage) -> ClientView:
-    return ClientView(raw=stored.raw if stored.client_visible else b"", dialect=stored.dialect)
+def _view_of(stored: StoredMessage) -> ShownReply:
+    return ShownReply(raw=stored.raw if stored.client_visible else b"", dialect=stored.dialect)
 
 
-def _stored_entry(stored: StoredMessage, message: Message, views: Mapping[int, ClientView] | None = None) -> Entry:
+def _stored_entry(stored: StoredMessage, message: Message, views: Mapping[int, ShownReply] | None = None) -> Entry:
     """Return the entry of a stored message with the content of ``message``. ``views``: the client's views of calls with
     several rounds.
     """

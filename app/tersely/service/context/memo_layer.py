@@ -21,7 +21,7 @@ from tersely.store.db.connection import Connection
 from tersely.strategies.presets import Strategy
 
 
-class Source(Protocol):
+class ConnectionSource(Protocol):
     """Where connections come from: a database, or a transaction of it."""
 
     def reading(self, tenant: str, *, limit: float | None = None) -> AbstractAsyncContextManager[Connection]:
@@ -29,7 +29,7 @@ class Source(Protocol):
 
 
 async def with_memos(
-    source: Source,
+    source: ConnectionSource,
     tenant: str,
     match: SessionMatch,
     history: History,

@@ -19,7 +19,7 @@ from tersely.domain.messages import (
 )
 from tersely.service.context.hidden_messages import first_hidden
 from tersely.service.context.history import BlockMessage, History
-from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, REPEATS, SHORTENED, Source
+from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, REPEATS, SHORTENED, MessageSource
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 
@@ -33,7 +33,7 @@ class RenderedMessages:
 
     messages: list[bytes]
     frozen: int = 0
-    sources: list[Source] = field(default_factory=list)
+    sources: list[MessageSource] = field(default_factory=list)
 
     def breakpoints(self) -> tuple[int, ...]:
         """Return the indexes of the messages after which a prompt cache is worthwhile: the last of the head, and the
@@ -56,7 +56,7 @@ def render_messages(
     leading, placed_before, trailing = _place_instructions(incoming, match, history.blocks)
     is_cut = context.epoch.cut > 1
     seqs = _instruction_seqs(incoming, match, history.blocks)
-    rendered: list[Source] = []
+    rendered: list[MessageSource] = []
     head = 0
     for message in context.messages:
         if isinstance(message, HeadMessage) or message.seq < context.epoch.cut:
@@ -71,24 +71,24 @@ def render_messages(
     instructions = _without_repeats([*leading, *hoisted]) if is_cut or hoisted else leading
     front = [
         *(_instruction_source(each, seqs) for each in instructions),
-        *(Source(raw, 0, 0, INSTRUCTIONS) for raw in history.instructions),
+        *(MessageSource(raw, 0, 0, INSTRUCTIONS) for raw in history.instructions),
     ]
     sources = [*front, *rendered, *(_instruction_source(each, seqs) for each in trailing)]
     return RenderedMessages(messages=[source.raw for source in sources], frozen=len(front) + head, sources=sources)
 
 
-def _source(message: ContextMessage, raw: bytes, epoch: Epoch) -> Source:
+def _source(message: ContextMessage, raw: bytes, epoch: Epoch) -> MessageSource:
     """Return the source of a rendered message."""
     if isinstance(message, HeadMessage):
-        return Source(raw, 0, ADDED, message.layer)
+        return MessageSource(raw, 0, ADDED, message.layer)
     layer = REPEATS if message.is_folded else ""
     if message.prefix:
         layer = next((prefix.layer for prefix in epoch.prefixes if prefix.seq == message.seq), "memos")
-    return Source(raw, message.seq, SHORTENED if message.is_shortened else FULL, layer)
+    return MessageSource(raw, message.seq, SHORTENED if message.is_shortened else FULL, layer)
 
 
-def _instruction_source(message: Message, seqs: Mapping[int, int]) -> Source:
-    return Source(message.raw, seqs.get(id(message), 0), FULL, INSTRUCTIONS)
+def _instruction_source(message: Message, seqs: Mapping[int, int]) -> MessageSource:
+    return MessageSource(message.raw, seqs.get(id(message), 0), FULL, INSTRUCTIONS)
 
 
 def _instruction_seqs(incoming: IncomingHistory, match: SessionMatch, stored: Sequence[BlockMessage]) -> dict[int, int]:

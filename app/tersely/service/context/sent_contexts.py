@@ -60,7 +60,7 @@ REPEATS = "repeats"
 """The layer of a message that has references for repeated text."""
 
 
-class Source(NamedTuple):
+class MessageSource(NamedTuple):
     """Where a message of a request comes from: its bytes before the dialect writes the request, its sequence number
     (0: none), how it shows the message, the layer where Tersely added it, and further messages that are joined with it.
     """
@@ -194,7 +194,7 @@ def describe(
     body: bytes,
     dialect: str,
     *,
-    sources: Sequence[Source],
+    sources: Sequence[MessageSource],
     new: Mapping[int, bytes],
     known: Known,
     layers: Sequence[LayerReport] = (),
@@ -222,7 +222,7 @@ def describe_added(
     body: bytes,
     dialect: str,
     before: Elements,
-    added: Sequence[tuple[bytes, Source]],
+    added: Sequence[tuple[bytes, MessageSource]],
     *,
     new: Mapping[int, bytes],
     known: Known,
@@ -244,7 +244,7 @@ def _describe(
     body: bytes,
     dialect: str,
     before: Elements,
-    added: Sequence[tuple[bytes, Source | None]],
+    added: Sequence[tuple[bytes, MessageSource | None]],
     instructions: bytes,
     *,
     new: Mapping[int, bytes],
@@ -303,7 +303,7 @@ def _describe(
 
 def _element(
     raw: bytes,
-    source: Source | None,
+    source: MessageSource | None,
     new: Mapping[int, bytes],
     known: Known,
     literal: Callable[[bytes], bytes],
@@ -334,7 +334,7 @@ def _element(
     return SentMessage(seq, shows, literal(raw), layer=layer)
 
 
-def _same_as_stored(source: Source, known: Known) -> bytes | None:
+def _same_as_stored(source: MessageSource, known: Known) -> bytes | None:
     """The bytes that the client sent, where they are the stored ones."""
     return source.raw if known.stored.get(source.seq) == digest_of(source.raw) else None
 
@@ -349,14 +349,14 @@ def _patch(stored: bytes | None, raw: bytes) -> tuple[int, int, bytes] | None:
     return None if len(middle) > MAX_MIDDLE else (prefix, suffix, middle)
 
 
-def _align(elements: Sequence[bytes], sources: Sequence[Source], dialect: str) -> list[Source | None]:
+def _align(elements: Sequence[bytes], sources: Sequence[MessageSource], dialect: str) -> list[MessageSource | None]:
     """The source of each element. Equal bytes are anchors; between two of them, both go in order."""
     given = [part for source in sources for part in _parts(source, dialect)]
     # Nearly always the body has the sources as they are, one after the other.
     at = next((at for at, (raw, source) in enumerate(zip(elements, given, strict=False)) if raw != source.raw), None)
     if at is None:
         at = min(len(elements), len(given))
-    found: list[Source | None] = [*given[:at]]
+    found: list[MessageSource | None] = [*given[:at]]
     if at == len(elements):
         return found
     indexes: dict[bytes, list[int]] = {}
@@ -370,7 +370,7 @@ def _align(elements: Sequence[bytes], sources: Sequence[Source], dialect: str) -
     return found
 
 
-def _fill_gaps(found: list[Source | None], given: Sequence[Source]) -> None:
+def _fill_gaps(found: list[MessageSource | None], given: Sequence[MessageSource]) -> None:
     """Give the elements between two anchors the sources between them, in order.
 
     Where more elements than sources stand there, the first ones were added; where fewer, the last one is all the rest.
@@ -397,7 +397,7 @@ def _fill_gaps(found: list[Source | None], given: Sequence[Source]) -> None:
         index = end
 
 
-def _parts(source: Source, dialect: str) -> list[Source]:
+def _parts(source: MessageSource, dialect: str) -> list[MessageSource]:
     """A source as the elements that it becomes: one message of the responses format is a run of items."""
     if dialect != "openai_responses" or source.layer == INSTRUCTIONS:
         return [source]
@@ -411,7 +411,7 @@ __all__ = [
     "Description",
     "Elements",
     "KnownSessions",
-    "Source",
+    "MessageSource",
     "body_parts",
     "describe",
     "describe_added",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from tersely.dialects.registry import dialect_named
 from tersely.domain.history.context import ContextMessage
 from tersely.domain.history.history import (
-    ClientView,
     Entry,
+    ShownReply,
 )
 from tersely.domain.text.tags import MARKERS, NOTHING, TagKinds
 
@@ -20,7 +20,7 @@ def kinds_shown(messages: Iterable[ContextMessage], *, known: TagKinds) -> TagKi
     the client was shown as text does not count: then the client's view of the reply has as many tags. Kinds in
     ``known`` are not searched for.
     """
-    altered: dict[int, tuple[ClientView, list[str]]] = {}
+    altered: dict[int, tuple[ShownReply, list[str]]] = {}
     for message in messages:
         if isinstance(message, Entry) and (view := message.client_view) is not None:
             altered.setdefault(id(view), (view, []))[1].append(message.message.text)
@@ -33,7 +33,7 @@ def kinds_shown(messages: Iterable[ContextMessage], *, known: TagKinds) -> TagKi
     return shown
 
 
-def _has_more(texts: Sequence[str], view: ClientView, marker: str) -> bool:
+def _has_more(texts: Sequence[str], view: ShownReply, marker: str) -> bool:
     count = sum(text.count(marker) for text in texts)
     if not count or not view.raw:
         return count > 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tersely.domain.limits import LEASE, NOTHING, Grant, LimitName, Limits, Portion, Use, UseRequest, plus, retry_after
-from tersely.store.ops.limits import Subject
+from tersely.store.ops.limits import LimitHolder
 
 # The maximum share of a limit that a worker reserves in advance.
 AHEAD = 0.01
@@ -43,7 +43,7 @@ class Need:
 class Account:
     """What this worker holds for ``subject``. Times are monotonic, in seconds; balances may be negative: a debt."""
 
-    subject: Subject
+    subject: LimitHolder
     limits: Limits
     holder: str
     monotonic: Callable[[], float]
@@ -95,7 +95,7 @@ class Account:
         """Return whether the limit was found used up a moment ago."""
         return name == "stored_bytes" or self.paused.get(name, 0.0) > self.monotonic()
 
-    def take(self, need: Need) -> Hold:
+    def take(self, need: Need) -> AccountReservation:
         """Reserve the amounts for a request. The caller has checked that no limit lacks any."""
         self.used_at = self.monotonic()
         self.recent += 1
@@ -109,7 +109,7 @@ class Account:
             money = self._call_money() if self.limits.money_per_month is not None else 0.0
             self.tokens -= tokens
             self.money -= money
-        return Hold(self, tokens, money, is_concurrent=need.is_concurrent)
+        return AccountReservation(self, tokens, money, is_concurrent=need.is_concurrent)
 
     def charge(self, tokens: float, money: float) -> None:
         """Count use that no request has reserved. A resulting debt is settled in the background."""
@@ -272,7 +272,7 @@ class Account:
             self.paused.pop("money_per_month", None)
 
 
-class Hold:
+class AccountReservation:
     """The tokens, the money and the slot that a request has reserved in an account."""
 
     __slots__ = ("_account", "_is_concurrent", "_money", "_tokens")

@@ -17,10 +17,10 @@ from typing import Any
 from tersely.domain.errors import LimitExceeded, StoreUnavailable
 from tersely.domain.limits import LimitName, Limits, grant
 from tersely.service.common.metrics import Metrics
-from tersely.service.limits.accounts import Account, Hold, Need
+from tersely.service.limits.accounts import Account, AccountReservation, Need
 from tersely.store.db.connection import Database
 from tersely.store.ops import limits
-from tersely.store.ops.limits import Subject
+from tersely.store.ops.limits import LimitHolder
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ class Limiter:
         self._clock = clock
         self._monotonic = monotonic
         self._name = name
-        self._limits: dict[Subject, Limits] = {}
-        self._accounts: dict[Subject, Account] = {}
-        self._refills: dict[Subject, asyncio.Task[None]] = {}
+        self._limits: dict[LimitHolder, Limits] = {}
+        self._accounts: dict[LimitHolder, Account] = {}
+        self._refills: dict[LimitHolder, asyncio.Task[None]] = {}
         self._measuring: set[asyncio.Task[None]] = set()
         self._measure_every = MEASURE
         self._refreshed = -math.inf
@@ -79,12 +79,12 @@ class Limiter:
 
     def limits_of(self, tenant: str, key_id: str = "") -> Limits:
         """Return the limits that hold for a tenant, or those of its key alone."""
-        own = self._limits.get(Subject(tenant, key_id), Limits())
+        own = self._limits.get(LimitHolder(tenant, key_id), Limits())
         return own if key_id else own.over(self._defaults)
 
     # A request
 
-    async def admit(self, tenant: str, key_id: str, need: Need) -> list[Hold]:
+    async def admit(self, tenant: str, key_id: str, need: Need) -> list[AccountReservation]:
         """Reserve the amounts for a request within the limits of its tenant and key. Raises `LimitExceeded`."""
         accounts = self._accounts_of(tenant, key_id)
         if not accounts:
@@ -119,7 +119,7 @@ class Limiter:
         if not self._limits and self._defaults.is_empty:
             return []
         found = []
-        for subject in (Subject(tenant), Subject(tenant, key_id)) if key_id else (Subject(tenant),):
+        for subject in (LimitHolder(tenant), LimitHolder(tenant, key_id)) if key_id else (LimitHolder(tenant),):
             effective = self.limits_of(tenant, subject.key_id)
             account = self._accounts.get(subject)
             if account is None and effective.is_empty:

@@ -12,8 +12,8 @@ from tersely.service.common.auth import DEFAULT_TENANT, new_key
 from tersely.service.limits.limiter import Limiter
 from tersely.store.db.connection import TENANT, Database
 from tersely.store.ops import keys, limits
-from tersely.store.ops.keys import Key
-from tersely.store.ops.limits import Subject
+from tersely.store.ops.keys import ApiKey
+from tersely.store.ops.limits import LimitHolder
 
 MAX_DAYS = 36_500
 # What can be counted for a key: what is stored belongs to its tenant.
@@ -35,7 +35,7 @@ class Used:
 class LimitedKey:
     """A key with its limits and what it has used of them."""
 
-    key: Key
+    key: ApiKey
     limits: Limits
     used: Used
 
@@ -99,7 +99,7 @@ class Tenants:
     async def set_limits(self, name: str, given: Limits) -> LimitedTenant:
         """Set a tenant's own limits; None: the default. Raises `NotFound`."""
         await self.get(name)
-        await limits.write(self._database, Subject(name), given, self._clock())
+        await limits.write(self._database, LimitHolder(name), given, self._clock())
         await self._limiter.refresh()
         return await self.get(name)
 
@@ -111,7 +111,7 @@ class Tenants:
 
     # Keys
 
-    async def all_keys(self, tenant: str | None = None) -> list[Key]:
+    async def all_keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Return the keys of a tenant, or of all, oldest first."""
         if tenant is None:
             return await keys.of_all_tenants(self._database)
@@ -131,7 +131,7 @@ class Tenants:
         scope: str | None = None,
         days: int | None = None,
         client: str | None = None,
-    ) -> tuple[str, Key]:
+    ) -> tuple[str, ApiKey]:
         """Create a key. Return its secret form, which is shown once, and the stored one. Raises `InvalidRequest`."""
         text, stored = new_key(
             tenant,
@@ -157,7 +157,7 @@ class Tenants:
         if given.stored_bytes is not None:
             raise InvalidRequest("stored_bytes can be limited for a tenant only", field="stored_bytes")
         owner = await self._owner(key_id)
-        await limits.write(self._database, Subject(owner, key_id), given, self._clock())
+        await limits.write(self._database, LimitHolder(owner, key_id), given, self._clock())
         await self._limiter.refresh()
         return await self.get_key(key_id)
 
@@ -173,7 +173,7 @@ class Tenants:
         now = self._clock()
         found = []
         for name, since in tenants:
-            subject = Subject(name)
+            subject = LimitHolder(name)
             found.append(
                 LimitedTenant(
                     name=name,
@@ -185,8 +185,8 @@ class Tenants:
                     keys=[
                         LimitedKey(
                             key=key,
-                            limits=own.get(Subject(name, key.id), Limits()),
-                            used=replace(_used(use.get(Subject(name, key.id)), now), stored_bytes=None),
+                            limits=own.get(LimitHolder(name, key.id), Limits()),
+                            used=replace(_used(use.get(LimitHolder(name, key.id)), now), stored_bytes=None),
                         )
                         for key in await keys.of_tenant(self._database, name)
                     ],

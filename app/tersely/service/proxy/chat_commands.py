@@ -27,7 +27,7 @@ from tersely.service.proxy.calls import Call, ContextLabels, ProxyResponse
 from tersely.service.proxy.command_deduplicator import CommandDeduplicator, identify
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import hash_history
-from tersely.service.recognition.session_lookup import SessionHints, Source
+from tersely.service.recognition.session_lookup import SessionHints, SessionSource
 from tersely.service.sessions.commands import Commands
 from tersely.service.sessions.compactions import CompactionOptions
 from tersely.service.summaries.jobs import credentials_of
@@ -158,7 +158,7 @@ class ChatCommands:
         except TerselyError as error:
             return error.detail
 
-    async def _find(self, call: Call, request: Request) -> tuple[str, Source] | None:
+    async def _find(self, call: Call, request: Request) -> tuple[str, SessionSource] | None:
         """Find the session of the history before the command; return its id and how it was found. Writes nothing."""
         own_id, headers, history = call.options.session_id, call.header_map, request.messages[:-1]
         incoming = await run_in_thread_if_large(len(call.body), hash_history, history)

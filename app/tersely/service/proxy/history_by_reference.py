@@ -18,7 +18,7 @@ from tersely.domain.messages import Message, with_injected_text
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.stored_messages import read_client_view
 from tersely.service.recognition.incoming_history import IncomingHistory, extend
-from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, Source
+from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, SessionSource
 from tersely.store.commit import reply_ids
 from tersely.store.commit.records import HistoryOwner, ReferencedReply
 from tersely.store.db.connection import Connection
@@ -42,7 +42,7 @@ class ReferencedHistory:
     seq: int
     chain: bytes
     history_owner: HistoryOwner
-    source: Source
+    source: SessionSource
     rows: Sequence[TailRow] = ()
     is_conversation: bool = False
 
@@ -97,7 +97,7 @@ async def _find_conversation(
     connection: Connection, tenant: str, hints: SessionHints, session_id: str
 ) -> ReferencedHistory:
     """Find a conversation. The host appends requests and replies to it, so a request continues its newest reply."""
-    source: Source = "header" if hints.session_id else "body"
+    source: SessionSource = "header" if hints.session_id else "body"
     session = await sessions.get(connection, tenant, session_id)
     owner: HistoryOwner = "host"
     seq, chain, rows = 0, b"", list[TailRow]()

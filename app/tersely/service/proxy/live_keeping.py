@@ -22,7 +22,7 @@ from tersely.service.common import tokens
 from tersely.service.context.building import BuiltContext
 from tersely.service.context.context_config import count_additions, instructions_in, offers_in
 from tersely.service.context.loading import count_apart
-from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, body_parts
+from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, MessageSource, body_parts
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_deltas import first_deltas, next_deltas, shows_delta
@@ -381,7 +381,7 @@ def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: Sums) -> bo
     return built.starts_epoch or report.tokens_before == fixed + max(older, sums.kept) + sums.tail
 
 
-def _is_in_head(source: Source, epoch: Epoch) -> bool:
+def _is_in_head(source: MessageSource, epoch: Epoch) -> bool:
     return source.shows == ADDED or source.layer == INSTRUCTIONS or source.seq < epoch.cut
 
 

@@ -25,7 +25,7 @@ from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
 from tersely.service.context.rendering import render
-from tersely.service.context.sent_contexts import Source
+from tersely.service.context.sent_contexts import MessageSource
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.memos.selection import memo_limit
 from tersely.service.proxy.calls import Call, ContextLabels
@@ -37,8 +37,7 @@ from tersely.service.proxy.live_sessions import Added, LiveSession, Sums, Volati
 from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
-from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, continued
-from tersely.service.recognition.session_lookup import Source as SessionSource
+from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, SessionSource, continued
 from tersely.store.commit.records import RequestWrite, WholeRequest
 from tersely.store.history.artifacts import spilled
 from tersely.strategies.epochs.policies import Keep, TokenSums
@@ -146,7 +145,7 @@ class LivePreparer:
         live = found.live
         if live.sent is not None:
             sources = [
-                Source(element, entry.seq)
+                MessageSource(element, entry.seq)
                 for entry in entries
                 for raw in render(entry, self._dialect)
                 for element in self._elements(raw)
@@ -167,12 +166,12 @@ class LivePreparer:
             volatile = tuple(map(Volatile, found.raws[first:], digests[first:]))
         if live.frame is None:
             pairs = [
-                (element, Source(element, entry.seq))
+                (element, MessageSource(element, entry.seq))
                 for entry in entries
                 for element in self._elements(entry.message.raw)
             ]
             return call.body, Added(pairs, live.instructions, volatile)
-        sources = [Source(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
+        sources = [MessageSource(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
         written = live.frame.write(self._dialect, [source.raw for source in sources])
         if written is None or len(sources) != len(entries):
             return None

@@ -21,7 +21,7 @@ from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
 from tersely.domain.text.tags import TagKinds
 from tersely.service.context.context_config import ContextConfig
-from tersely.service.context.sent_contexts import Elements, Source
+from tersely.service.context.sent_contexts import Elements, MessageSource
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.service.proxy.live_frames import Frame
 from tersely.store.commit.records import HistoryOwner
@@ -81,7 +81,7 @@ class Added:
     beside the list. ``volatile`` are the last messages of the request: their elements may be others at the next call.
     """
 
-    elements: Sequence[tuple[bytes, Source]]
+    elements: Sequence[tuple[bytes, MessageSource]]
     instructions: bytes = b""
     volatile: tuple[Volatile, ...] = ()
 

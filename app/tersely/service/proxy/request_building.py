@@ -19,7 +19,7 @@ from tersely.service.context.building import BuiltContext
 from tersely.service.context.context_config import ContextConfig, instructions_in, offers_in
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.rendering import RenderedMessages, render_messages
-from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, Source
+from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, MessageSource
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import ContextLabels
 from tersely.service.proxy.context_building import CallContext, work_size
@@ -38,7 +38,7 @@ class _UpstreamBody:
     body: bytes
     strip_usage: bool = False
     tools: frozenset[str] = frozenset()
-    sources: Sequence[Source] | None = None
+    sources: Sequence[MessageSource] | None = None
 
 
 class RequestBuilder:
@@ -154,7 +154,7 @@ class RequestBuilder:
         rendered = replace(
             rendered,
             messages=[*rendered.messages, *round_messages],
-            sources=[*rendered.sources, *(Source(raw, 0, ADDED, "tool_round") for raw in round_messages)],
+            sources=[*rendered.sources, *(MessageSource(raw, 0, ADDED, "tool_round") for raw in round_messages)],
         )
         # Only the client sets cache breakpoints in a prompt that is its own throughout the epoch: its messages may be
         # sent unchanged at any call.
@@ -227,10 +227,10 @@ class RequestBuilder:
         )
 
 
-def own_sources(history: IncomingHistory, match: SessionMatch) -> list[Source]:
+def own_sources(history: IncomingHistory, match: SessionMatch) -> list[MessageSource]:
     """Return the sources of a request that is sent with its own messages."""
     return [
-        Source(message.raw, placed.seq, FULL, "" if incoming.is_link else INSTRUCTIONS)
+        MessageSource(message.raw, placed.seq, FULL, "" if incoming.is_link else INSTRUCTIONS)
         for message, incoming, placed in zip(history.messages, history.identities, match.decision.placed, strict=True)
     ]
 

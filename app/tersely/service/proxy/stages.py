@@ -16,7 +16,7 @@ from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.context.building import BuiltContext
 from tersely.service.context.context_config import ContextConfig, TokenBudget
 from tersely.service.context.history import History
-from tersely.service.context.sent_contexts import Description, Source
+from tersely.service.context.sent_contexts import Description, MessageSource
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.history_by_reference import ResolvedHistory
 from tersely.service.proxy.live_sessions import Added, LiveSession
@@ -117,7 +117,7 @@ class PreparedCall(MatchedCall):
     body: bytes
     write: RequestWrite
     labels: ContextLabels
-    sources: Sequence[Source] | None = None
+    sources: Sequence[MessageSource] | None = None
     strip_usage: bool = False
     tools: frozenset[str] = frozenset()
     shown_tags: TagKinds = NOTHING

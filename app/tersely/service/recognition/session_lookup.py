@@ -25,7 +25,7 @@ from tersely.store.history.messages import TailRow
 from tersely.store.history.sessions import ReplyMatch
 from tersely.store.history.tail_cache import ROW_SIZE
 
-Source = Literal["header", "body", "lineage", "new"]
+SessionSource = Literal["header", "body", "lineage", "new"]
 
 # A repeated request without replies within this time is a retry. Later, the same text starts another session.
 RETRY_WITHIN = timedelta(minutes=10)
@@ -68,7 +68,7 @@ class SessionMatch:
 
     session_id: str
     session: Session | None
-    source: Source
+    source: SessionSource
     decision: Reconciliation
     rows: Sequence[TailRow]
     hidden: Sequence[TailRow] = ()
@@ -121,7 +121,7 @@ async def _fresh(
     session_id: str,
     incoming: IncomingHistory,
     *,
-    source: Source = "new",
+    source: SessionSource = "new",
     parent: str | None = None,
     spare_id: str | None = None,
 ) -> SessionMatch:
@@ -321,7 +321,7 @@ async def _by_lineage(
     newest: NewestMatch | None,
 ) -> SessionMatch | None:
     client = hints.client
-    source: Source = client.source or "lineage"
+    source: SessionSource = client.source or "lineage"
     chains = incoming.reply_chains()[:MAX_CHAINS]
     for some in (chains[:NEWEST], chains[NEWEST:]):
         if newest is not None and some and some[0] == chains[0]:
@@ -393,7 +393,7 @@ async def _compare_with_stored(
     tenant: str,
     incoming: IncomingHistory,
     session: Session,
-    source: Source,
+    source: SessionSource,
     tail: list[TailRow] | None,
     *,
     hit_seq: int = 0,
@@ -415,7 +415,7 @@ async def _compare_with_stored(
 
 
 def _match_from_rows(
-    incoming: IncomingHistory, session: Session, source: Source, tail: list[TailRow], first_link: int
+    incoming: IncomingHistory, session: Session, source: SessionSource, tail: list[TailRow], first_link: int
 ) -> SessionMatch:
     shown = _shown(tail)
     rows: list[StoredLink] = [each.row for each in shown]

@@ -24,7 +24,7 @@ from tersely.service.context.context_configs import SHADOW_OFF
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.service.proxy.proxy import Proxy
 from tersely.service.replays.recorded_host import RecordedHost
-from tersely.service.sessions.sessions import Change, Sessions
+from tersely.service.sessions.sessions import SessionChange, Sessions
 from tersely.store.history.session_lists import Narrowing
 from tersely.transcripts.conversations import BadTranscript, Conversation, RecordedCall, ReplyForm, Transcript
 from tersely.transcripts.files import load_transcript
@@ -243,7 +243,9 @@ class Replays:
 
     async def _create(self, replay: Replay, session_id: str, conversation: Conversation) -> None:
         metadata = {"replay": {"file": replay.name, "calls": len(conversation.steps)}}
-        await self._sessions.create(replay.tenant, session_id=session_id, parent=None, given=Change(metadata=metadata))
+        await self._sessions.create(
+            replay.tenant, session_id=session_id, parent=None, given=SessionChange(metadata=metadata)
+        )
         replay.sessions.append(session_id)
 
     async def _note_trouble(self, replay: Replay) -> None:
@@ -251,7 +253,7 @@ class Replays:
             return
         try:
             metadata = {"replay": {"file": replay.name, "trouble": replay.trouble[:400]}}
-            await self._sessions.change(replay.tenant, replay.sessions[-1], Change(metadata=metadata))
+            await self._sessions.change(replay.tenant, replay.sessions[-1], SessionChange(metadata=metadata))
         except TerselyError:
             _log.warning("the error of a replay could not be stored")
 

@@ -20,7 +20,7 @@ from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import Busy, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Media, Message, searchable_text, with_all_calls
-from tersely.sandbox.child import CELL, ROWS, Limits
+from tersely.sandbox.child import CELL, ROWS, QueryLimits
 from tersely.sandbox.explain import TOO_LARGE, complaint, explain, kind_of, too_long
 from tersely.sandbox.pool import ChildPool, ChildSlot
 from tersely.sandbox.process import ChildDied, ChildReply, TookTooLong, frame
@@ -61,7 +61,7 @@ class QueryResult:
 
 
 @dataclass(slots=True)
-class Known:
+class LoadedContent:
     """The content of a child process: messages ``first`` to ``last``, ``size`` bytes, at the session's ``version``."""
 
     version: int = -1
@@ -79,7 +79,7 @@ class Queries:
         metrics: Metrics,
         *,
         children: int = 4,
-        limits: Limits = Limits(),  # noqa: B008 a value, and frozen
+        limits: QueryLimits = QueryLimits(),  # noqa: B008 a value, and frozen
         most: Portions | None = None,
     ) -> None:
         """At most ``children`` processes at once; the first one starts at the first query. ``most``: the limits of one
@@ -88,8 +88,8 @@ class Queries:
         self._database = database
         self._metrics = metrics
         self._limits = limits
-        self._pool = ChildPool(Known, width=children, limits=limits)
-        self._most = most or replace(MOST, size=MOST.size * limits.memory // Limits().memory)
+        self._pool = ChildPool(LoadedContent, width=children, limits=limits)
+        self._most = most or replace(MOST, size=MOST.size * limits.memory // QueryLimits().memory)
 
     async def close(self) -> None:
         """End all child processes."""
@@ -123,7 +123,7 @@ class Queries:
             raise InvalidRequest(explain(reply, sql, self._limits), field="sql")
         return _result(reply, known)
 
-    async def _ask(self, tenant: str, session: Session, sql: str) -> tuple[ChildReply, Known]:
+    async def _ask(self, tenant: str, session: Session, sql: str) -> tuple[ChildReply, LoadedContent]:
         async with self._pool.slot(tenant, (tenant, session.id, session.created_at)) as slot:
             await self._bring_up(tenant, session.id, slot)
             await self._add_named(tenant, session.id, slot, sql)
@@ -139,7 +139,7 @@ class Queries:
             raise NotFound("there is no such session")
         return session
 
-    async def _bring_up(self, tenant: str, session_id: str, slot: ChildSlot[Known]) -> None:
+    async def _bring_up(self, tenant: str, session_id: str, slot: ChildSlot[LoadedContent]) -> None:
         """Bring the child process up to the session's current state."""
         session = await self._session(tenant, session_id)
         if slot.known.version == session.version:
@@ -152,11 +152,11 @@ class Queries:
             raise Busy("the session could not be made ready for a query") from error
         slot.known.version = session.version
 
-    async def _add_new(self, tenant: str, session: Session, slot: ChildSlot[Known]) -> None:
+    async def _add_new(self, tenant: str, session: Session, slot: ChildSlot[LoadedContent]) -> None:
         spans = await self._spans(tenant, session, slot.known.last)
         if slot.known.last and not self._fits(spans, slot.known):
             await slot.child.feed(frame({"clear": True}))
-            slot.known = Known()
+            slot.known = LoadedContent()
             spans = await self._spans(tenant, session, 0)
         for span in spans:
             async with self._database.reading(tenant, limit=LIMIT) as connection:
@@ -174,7 +174,7 @@ class Queries:
                 connection, tenant, session.id, after=after, last=session.last_seq, most=self._most
             )
 
-    def _fits(self, spans: Sequence[query_rows.Span], known: Known) -> bool:
+    def _fits(self, spans: Sequence[query_rows.Span], known: LoadedContent) -> bool:
         """Return whether the new messages follow those that a child holds, and fit within its limits."""
         if not spans:
             return True
@@ -182,7 +182,7 @@ class Queries:
         count = spans[-1].last - known.first + 1
         return spans[0].first == known.last + 1 and size <= self._most.size and count <= self._most.rows
 
-    async def _mark(self, tenant: str, session: Session, slot: ChildSlot[Known]) -> None:
+    async def _mark(self, tenant: str, session: Session, slot: ChildSlot[LoadedContent]) -> None:
         """Update the status of stored messages, and which instructions are current."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             exceptional = await numbering.exceptions(connection, tenant, session.id)
@@ -195,7 +195,7 @@ class Queries:
         await slot.child.feed(frame({"mark": marks}))
         await slot.child.feed(await asyncio.to_thread(_frame, instructions))
 
-    async def _add_named(self, tenant: str, session_id: str, slot: ChildSlot[Known], sql: str) -> None:
+    async def _add_named(self, tenant: str, session_id: str, slot: ChildSlot[LoadedContent], sql: str) -> None:
         """Add messages that a query selects by number, if they are older than those that the child holds."""
         named = [seq for seq in _ids_in(sql) if 0 < seq < slot.known.first][:MAX_NAMED]
         if named:
@@ -254,7 +254,7 @@ def _clean(text: str) -> str:
     return _UNSTORABLE.sub("\ufffd", text) if _UNSTORABLE.search(text) else text
 
 
-def _result(reply: ChildReply, known: Known) -> QueryResult:
+def _result(reply: ChildReply, known: LoadedContent) -> QueryResult:
     notes: list[str] = []
     if reply["more"]:
         notes.append(

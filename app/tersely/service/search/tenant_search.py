@@ -14,7 +14,7 @@ from tersely.store.db.connection import Database
 from tersely.store.history import session_lists
 from tersely.store.history.session_lists import Narrowing, SessionCursor
 
-Mode = Literal["search", "relevant"]
+SearchMode = Literal["search", "relevant"]
 MAX_QUERY = 2_000
 SECONDS = 5.0
 """So long sessions are searched; then the answer says how many were."""
@@ -85,7 +85,7 @@ class TenantSearch:
         self._searcher = searcher
         self._monotonic = monotonic
 
-    async def search(self, tenant: str, query: str, *, mode: Mode = "search", limit: int = 20) -> Hits:
+    async def search(self, tenant: str, query: str, *, mode: SearchMode = "search", limit: int = 20) -> Hits:
         """Raises `InvalidRequest` for an empty or overlong query."""
         query = query.strip()
         if not 0 < len(query) <= MAX_QUERY:
@@ -113,7 +113,7 @@ class TenantSearch:
             cursor = SessionCursor(rank=last.rank, value=last.value, id=last.session.id)
 
     async def search_session(
-        self, tenant: str, session_id: str, query: str, *, mode: Mode = "search", limit: int = 50
+        self, tenant: str, session_id: str, query: str, *, mode: SearchMode = "search", limit: int = 50
     ) -> Hits:
         """Search one session. Raises `InvalidRequest` for an empty or overlong query, `NotFound`."""
         query = query.strip()
@@ -134,7 +134,7 @@ class TenantSearch:
         return _first(_passages(found, session_id, title, lookup), PER_SESSION)
 
 
-def _lookup(query: str, mode: Mode, *, first: int) -> TextSearch | RelevanceSearch:
+def _lookup(query: str, mode: SearchMode, *, first: int) -> TextSearch | RelevanceSearch:
     if mode == "search":
         return TextSearch(query=query, before=AROUND, after=AROUND)
     return RelevanceSearch(query=query, first=first, before=AROUND, after=AROUND)

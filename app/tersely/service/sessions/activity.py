@@ -11,7 +11,7 @@ from typing import Any
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.connection import Database
 from tersely.store.ops import activity
-from tersely.store.ops.activity import RunningCall
+from tersely.store.ops.activity import StoredCall
 from tersely.store.ops.calls import CallRow
 
 PAUSE = 1.0
@@ -71,7 +71,7 @@ class Activity:
             ]
         return sorted(found, key=lambda each: each.at)[:limit]
 
-    async def running(self, tenant: str) -> list[RunningCall]:
+    async def running(self, tenant: str) -> list[StoredCall]:
         """The calls under way, on any replica."""
         async with self._database.reading(tenant) as connection:
             return await activity.running(connection, tenant, self._clock() - RUNNING)

@@ -41,7 +41,7 @@ class CallInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentTools:
+class CallTools:
     """The tools of a request. ``raw`` is the list that went upstream (empty: none; None: it cannot be rebuilt, and
     ``reason`` says why). ``own`` are the names of Tersely's tools in it.
     """
@@ -102,22 +102,22 @@ def _divide(call: CallInfo, tool_tokens: int) -> CallInfo:
     return replace(call, layers=tuple(layers))
 
 
-async def tools_of(connection: Connection, tenant: str, call: CallInfo) -> SentTools:
+async def tools_of(connection: Connection, tenant: str, call: CallInfo) -> CallTools:
     """Rebuild the tools that a call sent, from the client's and the difference that is stored."""
     row = call.row
     if not call.tools:
-        return SentTools(raw=None, reason=TOOLS_NOT_KEPT)
+        return CallTools(raw=None, reason=TOOLS_NOT_KEPT)
     client: bytes | None = b""
     if row.tools is not None:
         client = await attributes.tools(connection, tenant, row.session_id, row.tools)
     if client is None:
-        return SentTools(raw=None, reason=REMOVED)
+        return CallTools(raw=None, reason=REMOVED)
     if call.tools == SAME_TOOLS:
-        return SentTools(raw=client)
+        return CallTools(raw=client)
     found = await sent_contexts.literals(connection, tenant, row.session_id, [call.tools])
     if call.tools not in found:
-        return SentTools(raw=None, reason=REMOVED)
+        return CallTools(raw=None, reason=REMOVED)
     raw = unpack_tools(found[call.tools], client)
     if raw is None:
-        return SentTools(raw=None, reason=ALTERED)
-    return SentTools(raw=raw, own=tuple(sorted(tool_names(raw) - tool_names(client))))
+        return CallTools(raw=None, reason=ALTERED)
+    return CallTools(raw=raw, own=tuple(sorted(tool_names(raw) - tool_names(client))))

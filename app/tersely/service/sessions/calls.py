@@ -18,7 +18,7 @@ from tersely.domain.history.context import TurnReport
 from tersely.domain.history.history import Epoch
 from tersely.service.common import tokens
 from tersely.service.context.sent_contexts import REPEATS
-from tersely.service.sessions.call_infos import ALTERED, REMOVED, CallInfo, SentTools, divided_infos, info, tools_of
+from tersely.service.sessions.call_infos import ALTERED, REMOVED, CallInfo, CallTools, divided_infos, info, tools_of
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
@@ -40,7 +40,7 @@ from tersely.strategies.planning import report_cut_turns
 LIMIT = 10.0
 COUNTED_BYTES = 1024 * 1024
 """What a process may hold of tool definitions that it has counted."""
-Kept = Literal["full", "truncated", "terse", "summary", "left_out", "added"]
+LineKind = Literal["full", "truncated", "terse", "summary", "left_out", "added"]
 
 NOT_KEPT = "what this call sent was not recorded: it was made by an earlier version, or failed before it left"
 _HIDDEN = {
@@ -52,7 +52,7 @@ _HIDDEN = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ContextLine:
     """How one message is represented in a context.
 
     ``seq`` is the stored message (None: Tersely added this one), ``index`` its position in the message list that was
@@ -62,7 +62,7 @@ class Line:
     seq: int | None
     turn: int | None
     role: str
-    kept: Kept
+    kept: LineKind
     reason: str
     tokens: int
     index: int | None = None
@@ -70,7 +70,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class RecordedContext:
     """The context that a call sent.
 
     ``messages`` and ``instructions`` are the bytes that went upstream. Both are None if they cannot be rebuilt; then
@@ -82,10 +82,10 @@ class CallContext:
     dialect: str
     messages: tuple[bytes, ...] | None
     instructions: bytes | None
-    tools: SentTools
+    tools: CallTools
     reason: str | None
     rounds: tuple[int, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ContextLine, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class ContextWindow:
 
     ``lines`` are those from ``start`` on, of ``total``; the last ones are those of ``replies``, the messages that the
     reply was stored as. ``earlier`` says how the call before showed the messages among them (empty for the first call).
-    The other members are those of `CallContext`.
+    The other members are those of `RecordedContext`.
     """
 
     call: CallInfo
@@ -102,10 +102,10 @@ class ContextWindow:
     messages: tuple[bytes, ...] | None
     instructions: bytes | None
     reason: str | None
-    lines: tuple[Line, ...]
+    lines: tuple[ContextLine, ...]
     start: int
     total: int
-    earlier: Mapping[int, Kept]
+    earlier: Mapping[int, LineKind]
     replies: tuple[int, ...]
 
 
@@ -180,7 +180,7 @@ class Calls:
             rows = await stats.epochs(connection, tenant, session_id, after=after, limit=limit + 1)
         return rows[:limit], rows[limit - 1].number if len(rows) > limit else None
 
-    async def context(self, tenant: str, session_id: str, number: int) -> CallContext:
+    async def context(self, tenant: str, session_id: str, number: int) -> RecordedContext:
         """What a call sent. Raises `NotFound`."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             row = await _require_call(connection, tenant, session_id, number)
@@ -191,7 +191,7 @@ class Calls:
             beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, rows)
             call = (await divided_infos(connection, tenant, [row], self._counter))[0]
             tools = await tools_of(connection, tenant, call)
-        return CallContext(
+        return RecordedContext(
             call=call,
             dialect=rebuilt.dialect,
             messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
@@ -202,7 +202,7 @@ class Calls:
             lines=_lines(order, order.keys, rows, rebuilt, row, epoch, beside),
         )
 
-    async def tools(self, tenant: str, session_id: str, number: int) -> SentTools:
+    async def tools(self, tenant: str, session_id: str, number: int) -> CallTools:
         """The tools that a call sent. Raises `NotFound`."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             return await tools_of(connection, tenant, info(await _require_call(connection, tenant, session_id, number)))
@@ -264,7 +264,7 @@ async def _epoch_of(connection: Connection, tenant: str, row: CallRow) -> Epoch 
 
 async def _kept_earlier(
     connection: Connection, tenant: str, session_id: str, number: int, rows: Sequence[MessageRow]
-) -> dict[int, Kept]:
+) -> dict[int, LineKind]:
     """How the call before ``number`` showed these messages; nothing for those that it did not know."""
     row = await calls.get(connection, tenant, session_id, number - 1) if number > 1 else None
     if row is None:
@@ -428,14 +428,14 @@ def _lines(
     row: CallRow,
     epoch: Epoch | None,
     beside: Collection[int],
-) -> tuple[Line, ...]:
+) -> tuple[ContextLine, ...]:
     """Return the lines of ``keys``. ``rows`` has the stored messages among them; ``beside`` are those that were sent
     beside the list.
     """
     known = {stored.seq: stored for stored in rows}
     # The same for every turn before the cut, and asked for once: a session may have thousands.
     cut = report_cut_turns(epoch, [0])[0] if epoch is not None and epoch.number == row.epoch else None
-    lines: list[Line] = []
+    lines: list[ContextLine] = []
     for key in keys:
         if key < 0:
             lines.append(_added(-1 - key, rebuilt.elements[-1 - key], rebuilt.raws or ()))
@@ -447,7 +447,7 @@ def _lines(
     return tuple(lines)
 
 
-def _added(index: int, element: SentMessage, raws: Sequence[bytes]) -> Line:
+def _added(index: int, element: SentMessage, raws: Sequence[bytes]) -> ContextLine:
     layer = element.layer or "added"
     count = tokens.count_short(raws[index].decode("utf-8", "replace")[:20_000]) if index < len(raws) else 0
     reason = {
@@ -455,18 +455,20 @@ def _added(index: int, element: SentMessage, raws: Sequence[bytes]) -> Line:
         "instructions": "instructions",
         "added": "needed by the provider's format",
     }.get(layer, f"added by Tersely: {layer.replace('_', ' ')}")
-    return Line(seq=None, turn=None, role="", kept="added", reason=reason, tokens=count, index=index, layer=layer)
+    return ContextLine(
+        seq=None, turn=None, role="", kept="added", reason=reason, tokens=count, index=index, layer=layer
+    )
 
 
-def _beside(stored: MessageRow) -> Line:
-    return Line(
+def _beside(stored: MessageRow) -> ContextLine:
+    return ContextLine(
         seq=stored.seq, turn=stored.turn, role=stored.role, kept="full", reason="instructions, beside the messages",
         tokens=stored.tokens,
     )  # fmt: skip
 
 
-def _sent(stored: MessageRow, index: int, element: SentMessage, row: CallRow) -> Line:
-    kept: Kept = "truncated" if element.shows == SHORTENED else "full"
+def _sent(stored: MessageRow, index: int, element: SentMessage, row: CallRow) -> ContextLine:
+    kept: LineKind = "truncated" if element.shows == SHORTENED else "full"
     if stored.turn == 0:
         reason = "instructions"
     elif kept == "truncated":
@@ -477,14 +479,14 @@ def _sent(stored: MessageRow, index: int, element: SentMessage, row: CallRow) ->
         reason = "recent"
     if element.layer == "memos":
         reason += ", with text of Tersely's in front"
-    return Line(
+    return ContextLine(
         seq=stored.seq, turn=stored.turn, role=stored.role, kept=kept, reason=reason, tokens=stored.tokens, index=index
     )
 
 
-def _not_sent(stored: MessageRow, row: CallRow, cut: TurnReport | None) -> Line:
+def _not_sent(stored: MessageRow, row: CallRow, cut: TurnReport | None) -> ContextLine:
     """``cut``: the report on turns before the cut; None where their epoch is not known."""
-    kept: Kept = "left_out"
+    kept: LineKind = "left_out"
     if stored.status in _HIDDEN:
         reason = _HIDDEN[stored.status]
     elif not stored.model_visible:
@@ -497,12 +499,16 @@ def _not_sent(stored: MessageRow, row: CallRow, cut: TurnReport | None) -> Line:
         reason = "before the cut"
     else:
         reason = "not part of this request"
-    return Line(seq=stored.seq, turn=stored.turn, role=stored.role, kept=kept, reason=reason, tokens=stored.tokens)
+    return ContextLine(
+        seq=stored.seq, turn=stored.turn, role=stored.role, kept=kept, reason=reason, tokens=stored.tokens
+    )
 
 
-def _reply(stored: MessageRow) -> Line:
+def _reply(stored: MessageRow) -> ContextLine:
     reason = _HIDDEN.get(stored.status, "the model's reply")
-    return Line(seq=stored.seq, turn=stored.turn, role=stored.role, kept="full", reason=reason, tokens=stored.tokens)
+    return ContextLine(
+        seq=stored.seq, turn=stored.turn, role=stored.role, kept="full", reason=reason, tokens=stored.tokens
+    )
 
 
 async def _require(connection: Connection, tenant: str, session_id: str) -> None:

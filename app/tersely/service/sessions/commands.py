@@ -19,7 +19,7 @@ from tersely.service.sessions.messages import dialect_of
 from tersely.service.sessions.notes import Notes
 from tersely.service.sessions.pins import Pins
 from tersely.service.sessions.previews import PreviewRequest, Previews, as_text
-from tersely.service.sessions.sessions import Change, Sessions
+from tersely.service.sessions.sessions import SessionChange, Sessions
 from tersely.store.commit.turns import TurnRow
 from tersely.store.db.connection import Database
 from tersely.store.history import messages
@@ -170,21 +170,21 @@ class Commands:
             raise InvalidRequest(
                 f"{setting['name']} has no window of turns; {', '.join(WINDOWS)} have one: /config strategy window"
             )
-        changed = await self._sessions.change(tenant, session_id, Change(strategy={**setting, parameter: size}))
+        changed = await self._sessions.change(tenant, session_id, SessionChange(strategy={**setting, parameter: size}))
         return self._describe(changed)
 
     async def _config(self, tenant: str, session_id: str, key: str, value: str) -> str:
         session = await self._sessions.get(tenant, session_id)
         if key == "strategy":
-            session = await self._sessions.change(tenant, session_id, Change(strategy=value))
+            session = await self._sessions.change(tenant, session_id, SessionChange(strategy=value))
         elif key == "epoch":
-            session = await self._sessions.change(tenant, session_id, Change(epoch=value))
+            session = await self._sessions.change(tenant, session_id, SessionChange(epoch=value))
         elif key:
             setting = _as_object(_strategy_of(session) or self._strategy)
             parameter = key.removeprefix(AGENT_PREFIX)
             check_parameter(str(setting["name"]), parameter, value)
             setting[parameter] = _as_value(value)
-            session = await self._sessions.change(tenant, session_id, Change(strategy=setting))
+            session = await self._sessions.change(tenant, session_id, SessionChange(strategy=setting))
         return self._describe(session)
 
     def _describe(self, session: Session) -> str:

@@ -11,13 +11,13 @@ from tersely.domain.errors import NotFound, TerselyError
 from tersely.domain.history.history import DEFAULT_PRIORITY
 from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.sessions.calls import Calls, ContextWindow, Line
+from tersely.service.sessions.calls import Calls, ContextLine, ContextWindow
 from tersely.store.db.connection import Database
 from tersely.store.history import messages
 from tersely.store.history.messages import StoredMessage
 
-Kind = Literal["text", "reasoning", "call", "result", "media", "injected"]
-Change = Literal["", "new", "changed"]
+PartKind = Literal["text", "reasoning", "call", "result", "media", "injected"]
+PartChange = Literal["", "new", "changed"]
 MAX_CHARS = 6_000
 """Characters of one part; a page shows more on demand."""
 MAX_WHOLE = 2_000_000
@@ -28,7 +28,7 @@ MAX_WHOLE = 2_000_000
 class Block:
     """A readable part of a message. ``omitted``: number of characters that were cut from the text."""
 
-    kind: Kind
+    kind: PartKind
     text: str
     name: str = ""
     omitted: int = 0
@@ -41,10 +41,10 @@ class Row:
     Of the call's reply, ``sent`` is what the model wrote, and ``client_blocks`` what the client received.
     """
 
-    line: Line
+    line: ContextLine
     client_blocks: tuple[Block, ...]
     sent: tuple[Block, ...] | None
-    change: Change = ""
+    change: PartChange = ""
     is_hidden: bool = False
     pinned: bool = False
     priority: int = DEFAULT_PRIORITY
@@ -120,7 +120,7 @@ def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[R
             raw = context.messages[line.index]
             if message is None or raw != message.raw:
                 sent = blocks_of(raw, context.dialect, message.role if message is not None else "")
-        change: Change = ""
+        change: PartChange = ""
         if has_before and line.seq is not None and not is_reply:
             known = context.earlier.get(line.seq)
             change = "new" if known is None else "changed" if known != line.kept else ""
@@ -171,7 +171,7 @@ def _part(part: Part, most: int) -> Block:
             return _block("media", detail, kind, most=most)
 
 
-def _block(kind: Kind, text: str, name: str = "", *, most: int) -> Block:
+def _block(kind: PartKind, text: str, name: str = "", *, most: int) -> Block:
     shown = readable(text)
     return Block(kind=kind, text=shown[:most], name=readable(name), omitted=max(0, len(shown) - most))
 

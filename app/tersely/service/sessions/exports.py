@@ -36,7 +36,7 @@ from tersely.service.common import tokens
 from tersely.service.recognition.incoming_history import digest
 from tersely.service.sessions import snapshots
 from tersely.service.sessions.messages import Messages, dialect_of, read_messages, split_appended_reply
-from tersely.service.sessions.sessions import Change, Sessions
+from tersely.service.sessions.sessions import SessionChange, Sessions
 from tersely.store.commit import imports
 from tersely.store.commit.imports import ImportedEntry, ImportedMessage, ImportedSession
 from tersely.store.db.connection import Database
@@ -68,7 +68,7 @@ class Import:
     dialect: str | None
     context: Sequence[bytes]
     terse: Sequence[dict[str, Any]]
-    configuration: Change
+    configuration: SessionChange
     snapshot: dict[str, Any] | None = None
 
 
@@ -186,9 +186,9 @@ class Exports:
         return made
 
 
-def _over(own: Change, given: Change) -> Change:
+def _over(own: SessionChange, given: SessionChange) -> SessionChange:
     """Return ``given``, with values of ``own`` for missing ones."""
-    return Change(
+    return SessionChange(
         strategy=own.strategy if given.strategy is None else given.strategy,
         epoch=own.epoch if given.epoch is None else given.epoch,
         metadata=own.metadata if given.metadata is None else given.metadata,

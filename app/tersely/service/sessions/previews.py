@@ -25,7 +25,7 @@ from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.fixed_tokens import budget_outside_calls
 from tersely.service.context.history import History
 from tersely.service.context.loading import load_history
-from tersely.service.context.memo_layer import Source, with_memos
+from tersely.service.context.memo_layer import ConnectionSource, with_memos
 from tersely.service.context.rendering import render_messages
 from tersely.service.context.retrieval import Retriever
 from tersely.service.context.stored_messages import restore_reply
@@ -85,14 +85,14 @@ class Preview:
     levels: tuple[LevelSize, ...] = ()
 
 
-Edit = Callable[[Connection], Awaitable[object]]
+TrialEdit = Callable[[Connection], Awaitable[object]]
 
 
 class _RolledBack(Exception):
     """Ends a transaction without what it changed."""
 
 
-class _Within(Source):
+class _Within(ConnectionSource):
     """Reads within one transaction, and so what it has changed."""
 
     def __init__(self, connection: Connection) -> None:
@@ -127,7 +127,7 @@ class Previews:
         """Raises `NotFound`, `InvalidRequest`, and `ContextTooLarge` when nothing valid fits the window."""
         return await self._build(self._database, tenant, session_id, request)
 
-    async def build_after(self, tenant: str, session_id: str, change: Edit) -> Preview:
+    async def build_after(self, tenant: str, session_id: str, change: TrialEdit) -> Preview:
         """Preview the context after ``change``, which is made in a transaction that is rolled back.
 
         Raises as `build`, and whatever ``change`` raises.
@@ -140,7 +140,7 @@ class Previews:
                 raise _RolledBack
         return found[0]
 
-    async def _build(self, source: Source, tenant: str, session_id: str, request: PreviewRequest) -> Preview:
+    async def _build(self, source: ConnectionSource, tenant: str, session_id: str, request: PreviewRequest) -> Preview:
         dialect = dialect_of(request.dialect)
         strategy, epoch = as_setting(request.strategy), as_setting(request.epoch)
         self._configs.check(strategy=strategy, epoch=epoch)

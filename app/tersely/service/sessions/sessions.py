@@ -42,7 +42,7 @@ UNSET: Final = Unset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SessionChange:
     """A change of a session's configuration; None means: back to the default."""
 
     strategy: Any = UNSET
@@ -68,7 +68,7 @@ class Sessions:
         self._clock = clock
         self._new_id = new_id
 
-    async def create(self, tenant: str, *, session_id: str | None, parent: str | None, given: Change) -> Session:
+    async def create(self, tenant: str, *, session_id: str | None, parent: str | None, given: SessionChange) -> Session:
         """Create an empty session. Raises `Conflict` for a taken id, `InvalidRequest` for an invalid value."""
         session_id = self._new_id() if session_id is None else check_session_id(session_id, "id")
         configured = self.configure(given)
@@ -107,7 +107,7 @@ class Sessions:
         async with self._database.reading(tenant) as connection:
             return await session_lists.children(connection, tenant, list(parents))
 
-    async def change(self, tenant: str, session_id: str, given: Change) -> Session:
+    async def change(self, tenant: str, session_id: str, given: SessionChange) -> Session:
         """Change the configuration; the next context follows it."""
         async with self._database.transaction(tenant) as connection:
             session = await turns.lock(connection, tenant, session_id)
@@ -222,11 +222,11 @@ class Sessions:
         """Raise `InvalidRequest` unless both can be read."""
         self._configs.check(strategy=strategy, epoch=epoch)
 
-    def configure(self, given: Change) -> Configuration:
+    def configure(self, given: SessionChange) -> Configuration:
         """Return the configuration of a new session. Raises `InvalidRequest`."""
         return self._configure(Configuration(strategy=None, epoch_policy=None, metadata=b"{}"), given)
 
-    def _configure(self, known: Configuration, given: Change) -> Configuration:
+    def _configure(self, known: Configuration, given: SessionChange) -> Configuration:
         strategy = known.strategy if given.strategy is UNSET else as_setting(given.strategy)
         policy = known.epoch_policy if given.epoch is UNSET else as_setting(given.epoch)
         self._configs.check(

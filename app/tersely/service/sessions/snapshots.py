@@ -20,7 +20,7 @@ from tersely.domain.history.history import Epoch, Status
 from tersely.domain.messages import Role
 from tersely.domain.text.tags import TagKinds
 from tersely.service.sessions.messages import dialect_of, split_appended_reply
-from tersely.service.sessions.sessions import Change
+from tersely.service.sessions.sessions import SessionChange
 from tersely.store.commit import transfer
 from tersely.store.commit.transfer import BESIDE, TableRow
 from tersely.store.db.connection import Connection, Database
@@ -42,7 +42,7 @@ class SessionSnapshot:
     and the epoch policy that its last call's headers asked for.
     """
 
-    change: Change
+    change: SessionChange
     parent: str | None
     last_call: tuple[str | None, str | None]
     counted: tuple[object, ...]
@@ -130,7 +130,7 @@ def read_snapshot(given: dict[str, Any], context: Sequence[bytes], turns: Sequen
         plan = _read_plan(counters["plan"], f"{FIELD}.session.plan", len(stored))
     parent = own["parent"]
     return SessionSnapshot(
-        change=Change(
+        change=SessionChange(
             strategy=_text(own["strategy"], "strategy"),
             epoch=_text(own["epoch"], "epoch"),
             metadata=own["metadata"] if isinstance(own["metadata"], dict) else None,

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 # ``dropped``: the queue was full; ``late``: a later call of the session was judged before; ``failed``: no context fits,
 # or the database is away.
-Result = Literal["judged", "dropped", "late", "failed"]
+ShadowResult = Literal["judged", "dropped", "late", "failed"]
 
 MOST_JOBS = 256
 MOST_BYTES = 64 * 1024 * 1024
@@ -140,10 +140,10 @@ class Shadows:
             del waiting
             await asyncio.sleep(self._worked * (1 / self._share - 1))
 
-    def _count(self, result: Result) -> None:
+    def _count(self, result: ShadowResult) -> None:
         self._metrics.shadow_calls.labels(result).inc()
 
-    async def _judge(self, waiting: _Waiting) -> Result | None:
+    async def _judge(self, waiting: _Waiting) -> ShadowResult | None:
         """Judge a call; None if an earlier one of its session comes first."""
         job = waiting.job
         session_key = job.tenant, job.session_id

@@ -85,7 +85,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SummaryInput:
     """The input of a summary. ``basis`` is that of the whole range. ``earlier`` covers its beginning, if there is one;
     ``stored`` or ``entries`` are the rest.
 
@@ -135,7 +135,7 @@ def credentials_of(
     return tuple((name, value) for name, value in headers if name in CREDENTIALS and name not in drop)
 
 
-async def load_source(connection: Connection, job: Job, *, has_model: bool = True) -> Source | None:
+async def load_source(connection: Connection, job: Job, *, has_model: bool = True) -> SummaryInput | None:
     """Load the input of ``job``; None if it was written or tried before. Raises `NotFound` without a session.
 
     Without a model a summary is written from the messages themselves, never from an older summary of that kind. Of very
@@ -159,14 +159,14 @@ async def load_source(connection: Connection, job: Job, *, has_model: bool = Tru
         first = earlier.last_seq + 1
     if job.entries and job.edits in (None, session.edits):
         entries = tuple(entry for entry in job.entries if first <= entry.seq <= last and not entry.is_ours)
-        return Source(basis=basis, earlier=earlier, entries=entries, first_seq=job.first_seq, last_seq=last)
+        return SummaryInput(basis=basis, earlier=earlier, entries=entries, first_seq=job.first_seq, last_seq=last)
     if has_model:
         stored = await summaries.covered(connection, *job.session_key, first, last)
-        return Source(basis=basis, earlier=earlier, stored=tuple(stored), first_seq=job.first_seq, last_seq=last)
+        return SummaryInput(basis=basis, earlier=earlier, stored=tuple(stored), first_seq=job.first_seq, last_seq=last)
     stored = await summaries.first_and_last(
         connection, *job.session_key, first, last, head=FIRST_ENTRIES, tail=NEWEST_ENTRIES
     )
-    return Source(
+    return SummaryInput(
         basis=basis,
         earlier=earlier,
         stored=tuple(stored),
@@ -176,7 +176,7 @@ async def load_source(connection: Connection, job: Job, *, has_model: bool = Tru
     )
 
 
-async def _load_memory(connection: Connection, job: Job) -> Source:
+async def _load_memory(connection: Connection, job: Job) -> SummaryInput:
     """Load the messages of ``job`` that the memory does not cover yet."""
     if await sessions.get(connection, *job.session_key) is None:
         raise NotFound("there is no such session")
@@ -189,13 +189,13 @@ async def _load_memory(connection: Connection, job: Job) -> Source:
     left = subtract(left, covered)
     rows = await summaries.of_runs(connection, *job.session_key, left, limit=MOST_REMEMBERED) if left else []
     if not rows:
-        return Source(basis=basis, earlier=None, first_seq=first, last_seq=last)
+        return SummaryInput(basis=basis, earlier=None, first_seq=first, last_seq=last)
     seqs = sorted(row.seq for row in rows)
     earlier = await _made_ahead(connection, job, left, seqs)
     # A message that was kept in front of the cut may be cut long after its neighbours.
     behind = max((end for _, end in covered if end < seqs[-1]), default=0)
     start = next((seq for seq in seqs if seq > behind), seqs[0])
-    return Source(
+    return SummaryInput(
         basis=await summaries.basis(connection, *job.session_key, start, seqs[-1]),
         earlier=earlier,
         stored=tuple(rows),

@@ -20,9 +20,9 @@ from tersely.domain.errors import NotFound, StoreUnavailable
 from tersely.domain.history.history import Summary
 from tersely.service.common.metrics import Metrics
 from tersely.service.summaries.caller_keys import CallerKeys
-from tersely.service.summaries.jobs import Job, Source, load_source
+from tersely.service.summaries.jobs import Job, SummaryInput, load_source
 from tersely.service.summaries.models import Models
-from tersely.service.summaries.writing import Charge, SummaryWriter, Written, charge_nobody
+from tersely.service.summaries.writing import Charge, SummaryWriter, WrittenSummary, charge_nobody
 from tersely.store.db import leases
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import sessions
@@ -36,7 +36,7 @@ from tersely.strategies.summaries.prompts import Purpose
 
 _log = logging.getLogger(__name__)
 
-Result = Literal["model", "extractive", "unchanged", "done", "empty", "held", "stale", "failed"]
+JobResult = Literal["model", "extractive", "unchanged", "done", "empty", "held", "stale", "failed"]
 """How a job ended: written by a model, or without one; nothing shorter was found; done or tried before; nothing to
 summarise; another replica is at it; the messages or the lease changed meanwhile; given up.
 """
@@ -66,7 +66,7 @@ class Compaction:
     ``error`` says why no model wrote it, if one should have; a fixed text, without content.
     """
 
-    result: Result
+    result: JobResult
     summary: Summary | None = None
     tokens_before: int = 0
     tokens_after: int = 0
@@ -277,7 +277,7 @@ class Summarizer:
                 break
         return done
 
-    async def _write(self, job: Job, source: Source, holder: str) -> Compaction:
+    async def _write(self, job: Job, source: SummaryInput, holder: str) -> Compaction:
         async def prolong() -> None:
             if not await self._hold(job, holder):
                 raise LeaseLost
@@ -286,7 +286,7 @@ class Summarizer:
             written = await self._summary_writer.write(job, source, prolong=prolong)
             return await self._store(job, source, written, holder)
         except BaseException as error:
-            result: Result = "stale" if isinstance(error, LeaseLost) else "failed"
+            result: JobResult = "stale" if isinstance(error, LeaseLost) else "failed"
             end = self._end(job, source, 0, result, type(error).__name__)
             await self._in_the_end(events.add, job, "compaction_end", end, self._clock())
             if isinstance(error, LeaseLost):
@@ -298,7 +298,7 @@ class Summarizer:
                 )
             raise
 
-    async def _read(self, job: Job) -> Source | Compaction:
+    async def _read(self, job: Job) -> SummaryInput | Compaction:
         """Return the source of the summary, or why there will be none."""
         async with self._database.transaction(job.tenant, limit=READ_LIMIT) as connection:
             source = await load_source(connection, job, has_model=self.has_model(job))
@@ -315,7 +315,7 @@ class Summarizer:
             await events.add(connection, *job.session_key, "compaction_start", start, self._clock())
         return source
 
-    async def _store(self, job: Job, source: Source, written: Written, holder: str) -> Compaction:
+    async def _store(self, job: Job, source: SummaryInput, written: WrittenSummary, holder: str) -> Compaction:
         now = self._clock()
         new = NewSummary(
             purpose=job.purpose,
@@ -329,7 +329,7 @@ class Summarizer:
         )
         async with self._database.transaction(job.tenant) as connection:
             is_added = await summaries.add(connection, *job.session_key, new, holder=holder, now=now)
-            result: Result = "stale"
+            result: JobResult = "stale"
             if is_added:
                 result = "unchanged" if written.text is None else written.source
             if is_added and job.purpose == MEMORY_UPDATE:
@@ -357,7 +357,7 @@ class Summarizer:
             error=written.error,
         )
 
-    def _end(self, job: Job, source: Source, after: int, result: Result, error: str) -> Mapping[str, object]:
+    def _end(self, job: Job, source: SummaryInput, after: int, result: JobResult, error: str) -> Mapping[str, object]:
         """Return the event of a finished compaction."""
         record: dict[str, object] = {
             "purpose": job.purpose,
@@ -391,7 +391,7 @@ async def _delete_pending(connection: Connection, job: Job) -> None:
     await pending_memory.delete(connection, *job.session_key, job.epoch or 0, job.first_seq, job.last_seq)
 
 
-def _remembered(job: Job, source: Source, text: str, now: datetime) -> MemoryEntry:
+def _remembered(job: Job, source: SummaryInput, text: str, now: datetime) -> MemoryEntry:
     """Return the entry in the memory of the day on which the newest of the messages was written."""
     return MemoryEntry(
         session_id=job.session_id,

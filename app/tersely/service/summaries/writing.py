@@ -12,7 +12,7 @@ from tersely.domain.history.history import Entry, SummarySource
 from tersely.domain.tokens import Encode
 from tersely.service.common import tokens
 from tersely.service.common.metrics import Metrics
-from tersely.service.summaries.jobs import Job, Source
+from tersely.service.summaries.jobs import Job, SummaryInput
 from tersely.service.summaries.models import ModelAnswer, ModelFailed, Models, SelectedModel
 from tersely.store.db.connection import Connection, Database
 from tersely.store.notes import summary_costs
@@ -47,7 +47,7 @@ NOTHING_SHORTER = "nothing shorter was found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenSummary:
     """A summary, or None if nothing shorter was found. ``error`` says why no model wrote it, if one should have."""
 
     text: str | None
@@ -101,14 +101,14 @@ class SummaryWriter:
         """Return why no model can be asked although one is configured; empty if none is."""
         return self._models.reason_for_none(job)
 
-    async def write(self, job: Job, source: Source, *, prolong: Callable[[], Awaitable[None]]) -> Written:
+    async def write(self, job: Job, source: SummaryInput, *, prolong: Callable[[], Awaitable[None]]) -> WrittenSummary:
         """Return the summary of ``source``. ``prolong`` is called before each call of a model and may raise."""
         entries = await asyncio.to_thread(source.read)
         encode = _encoder(job.model)
         if source.earlier is not None and job.purpose == MEMORY_UPDATE and not entries:
             # A model summarised exactly these messages in advance.
             text = source.earlier.text
-            return Written(text=text, tokens=source.earlier.tokens, source=source.earlier.source)
+            return WrittenSummary(text=text, tokens=source.earlier.tokens, source=source.earlier.source)
         chosen = self._models.select(job)
         if error := self._models.reason_for_none(job):
             _log.warning("a summary is extracted instead of written: %s", error)
@@ -125,12 +125,12 @@ class SummaryWriter:
     async def _by_model(
         self,
         job: Job,
-        source: Source,
+        source: SummaryInput,
         entries: Sequence[Entry],
         chosen: SelectedModel,
         encode: Encode,
         prolong: Callable[[], Awaitable[None]],
-    ) -> Written:
+    ) -> WrittenSummary:
         if await self._database.run(self._is_open(job, chosen), tenant=job.tenant):
             raise ModelFailed("the model is paused after repeated failures")
         try:
@@ -143,12 +143,12 @@ class SummaryWriter:
                 await self._count_failure(job, chosen)
             raise
         await self._forget_failures(job, chosen)
-        return Written(text=text, tokens=encode(text), source="model", model=chosen.name)
+        return WrittenSummary(text=text, tokens=encode(text), source="model", model=chosen.name)
 
     async def _piece_by_piece(
         self,
         job: Job,
-        source: Source,
+        source: SummaryInput,
         entries: Sequence[Entry],
         chosen: SelectedModel,
         encode: Encode,
@@ -258,13 +258,15 @@ def _split(entries: Sequence[Entry], room: int) -> tuple[Sequence[Entry], Sequen
     return entries[:start], entries[start:]
 
 
-def _without_model(job: Job, source: Source, entries: Sequence[Entry], encode: Encode, error: str) -> Written:
+def _without_model(
+    job: Job, source: SummaryInput, entries: Sequence[Entry], encode: Encode, error: str
+) -> WrittenSummary:
     limit = min(EXTRACT, source.tokens // 2) if _replaces(job) else EXTRACT
     earlier = source.earlier.text if source.earlier else ""
     if limit < LEAST:
-        return Written(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
+        return WrittenSummary(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
     text = without_model(job.purpose, entries, limit=limit, encode=encode, earlier=earlier, given=job.earlier)
     length = encode(text)
     if not text or length > limit:
-        return Written(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
-    return Written(text=text, tokens=length, source="extractive", error=error)
+        return WrittenSummary(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
+    return WrittenSummary(text=text, tokens=length, source="extractive", error=error)

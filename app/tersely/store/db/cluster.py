@@ -14,7 +14,7 @@ from asyncpg import Record
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.pool import Connection
-from tersely.store.db.server import Kind, Server
+from tersely.store.db.server import Server, ServerKind
 
 # The two statements know their number of rows without a prepared statement.
 HAS_EXTENSION = "SELECT FROM pg_extension WHERE extname = 'citus'"
@@ -59,21 +59,21 @@ def plan_cache_mode(version: str) -> str:
 class Cluster:
     """The coordinator and the nodes. ``connect`` makes the server of an address."""
 
-    def __init__(self, connect: Callable[[Kind, Address], Server]) -> None:
+    def __init__(self, connect: Callable[[ServerKind, Address], Server]) -> None:
         self._connect = connect
-        self.coordinator = self._open(Kind.COORDINATOR, None)
+        self.coordinator = self._open(ServerKind.COORDINATOR, None)
         self._nodes: dict[Address, Server] = {}
         self._located: dict[str, _Location] = {}
         self._listed_until = 0.0
 
-    def _open(self, kind: Kind, address: Address) -> Server:
+    def _open(self, kind: ServerKind, address: Address) -> Server:
         server = self._connect(kind, address)
         server.open()
         return server
 
     def _node(self, address: Address) -> Server:
         if address not in self._nodes:
-            self._nodes[address] = self._open(Kind.NODE, address)
+            self._nodes[address] = self._open(ServerKind.NODE, address)
         return self._nodes[address]
 
     def servers(self) -> Iterator[Server]:

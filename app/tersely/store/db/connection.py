@@ -14,7 +14,7 @@ import asyncpg
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.cluster import HAS_EXTENSION, IS_DISTRIBUTED, VERSION, Address, Cluster, plan_cache_mode
 from tersely.store.db.pool import Connection
-from tersely.store.db.server import TENANT, Kind, Pooler, Server, refusal
+from tersely.store.db.server import TENANT, Pooler, Server, ServerKind, refusal
 
 __all__ = ["TENANT", "Connection", "Database", "refusal", "to_json"]
 
@@ -33,14 +33,14 @@ class Database:
         self._size = size
         self._timeout = timeout
         self._pooler = pooler
-        self._server = self._connect(Kind.ALONE, None)
+        self._server = self._connect(ServerKind.ALONE, None)
         self._cluster: Cluster | None = None
         self._is_alone = False
         self._asking: asyncio.Task[None] | None = None
         self._plan_cache_mode = ""
         self._changes: Counter[str] = Counter()
 
-    def _connect(self, kind: Kind, address: Address) -> Server:
+    def _connect(self, kind: ServerKind, address: Address) -> Server:
         return Server(
             dsn=self._dsn,
             size=self._size,
@@ -48,7 +48,7 @@ class Database:
             pooler=self._pooler,
             kind=kind,
             address=address,
-            plan_cache_mode=self._plan_cache_mode if kind is Kind.NODE else "",
+            plan_cache_mode=self._plan_cache_mode if kind is ServerKind.NODE else "",
         )
 
     async def open(self) -> None:

@@ -39,7 +39,7 @@ FROM pg_dist_node WHERE noderole = 'primary' AND isactive ORDER BY groupid
 IS_MEMBER = "SELECT pg_has_role(current_user, 'tersely_app', 'MEMBER')"
 IS_UNRESTRICTED = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
 
-Report = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 class DistributionError(TerselyError):
@@ -56,7 +56,7 @@ class Distribution:
     nodes: int
 
 
-async def distribute(dsn: str, *, shards: int = SHARDS, any_size: bool = False, report: Report) -> Distribution:
+async def distribute(dsn: str, *, shards: int = SHARDS, any_size: bool = False, report: Reporter) -> Distribution:
     """Distribute every table that is not distributed yet; ``dsn`` is the coordinator's.
 
     ``shards``: how many parts the tenants are divided into, at most one node each. ``any_size``: however much is
@@ -114,7 +114,7 @@ async def _has_rows(connection: Connection, statement: str) -> bool:
     return (await connection.execute(statement)) != "SELECT 0"
 
 
-async def _check_extension(connection: Connection, report: Report) -> None:
+async def _check_extension(connection: Connection, report: Reporter) -> None:
     if not await _has_rows(connection, HAS_EXTENSION):
         raise DistributionError(
             "the database has no extension citus: a superuser creates it on every node (CREATE EXTENSION citus)"

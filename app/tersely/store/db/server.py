@@ -80,7 +80,7 @@ _POOLER_IS_FULL = "no more connections allowed"
 Pooler = Literal["off", "on", "prepared"]
 
 
-class Kind(Enum):
+class ServerKind(Enum):
     """What a server is, and so how a transaction on it begins."""
 
     ALONE = "alone"
@@ -114,7 +114,7 @@ class Server:
         size: int,
         timeout: float,
         pooler: Pooler = "off",
-        kind: Kind = Kind.ALONE,
+        kind: ServerKind = ServerKind.ALONE,
         address: tuple[str, int] | None = None,
         plan_cache_mode: str = "auto",
     ) -> None:
@@ -125,7 +125,7 @@ class Server:
         self._node_settings = {"role": _ROLE, "plan_cache_mode": plan_cache_mode}
         self._timeout = timeout
         self._probe_timeout = min(PROBE_TIMEOUT, timeout / 2)
-        self._may_own = kind is Kind.ALONE and pooler == "off"
+        self._may_own = kind is ServerKind.ALONE and pooler == "off"
         self._statements = 0 if pooler == "on" else 256
         self._pool = Pool(self._connect_and_note, size)
         self._is_open = False
@@ -152,7 +152,7 @@ class Server:
     async def _connect(self) -> Slot:
         """Return a new connection, our own if no pooler is in between."""
         try:
-            if self._kind is Kind.NODE:
+            if self._kind is ServerKind.NODE:
                 return Slot(await self._dial(self._node_settings), is_own=True)
             if self._may_own:
                 try:
@@ -380,12 +380,12 @@ async def _count_own(connection: Connection) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _begin_statement(tenant: str, key_id: str, kind: Kind, *, is_own: bool) -> str:
+def _begin_statement(tenant: str, key_id: str, kind: ServerKind, *, is_own: bool) -> str:
     """Return the statement that begins a transaction. It contains names, so they are checked."""
     if key_id and not TENANT.fullmatch(key_id):
         raise ValueError("not a key's id")
     parts = ["BEGIN", _tenant_statement(tenant, scope="LOCAL ")]
-    if kind is Kind.COORDINATOR:
+    if kind is ServerKind.COORDINATOR:
         parts[1:1] = ["SET LOCAL citus.propagate_set_commands = 'local'"]
     elif not is_own:
         parts[1:1] = [f"SET LOCAL ROLE {_ROLE}", "SET LOCAL plan_cache_mode = force_generic_plan"]

@@ -34,7 +34,7 @@ ActivityEvent = tuple[str, datetime, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningCall:
+class StoredCall:
     """A call that has begun and not ended."""
 
     session_id: str
@@ -71,7 +71,7 @@ async def events(connection: Connection, tenant: str, after: datetime, limit: in
     ]
 
 
-async def running(connection: Connection, tenant: str, since: datetime) -> list[RunningCall]:
+async def running(connection: Connection, tenant: str, since: datetime) -> list[StoredCall]:
     """Calls that began after ``since`` and have not ended."""
     hour = since.replace(minute=0, second=0, microsecond=0)
-    return [RunningCall(**dict(row)) for row in await connection.fetch(RUNNING, tenant, since, hour)]
+    return [StoredCall(**dict(row)) for row in await connection.fetch(RUNNING, tenant, since, hour)]

@@ -12,7 +12,7 @@ from tersely.store.db.connection import TENANT, Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class ApiKey:
     """A key without its secret. ``scope``: what it permits, None: everything. ``expires_at`` None: never. ``client``:
     the only client that may use it.
     """
@@ -41,8 +41,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 """
 
 
-def _key(record: Record) -> Key:
-    return Key(
+def _key(record: Record) -> ApiKey:
+    return ApiKey(
         id=record["id"],
         tenant=record["tenant_id"],
         label=record["label"],
@@ -55,7 +55,7 @@ def _key(record: Record) -> Key:
     )
 
 
-async def find(database: Database, key_id: str) -> Key | None:
+async def find(database: Database, key_id: str) -> ApiKey | None:
     """Return the key with that id, of any tenant: a request's key is looked up before its tenant is known."""
     async with database.transaction("", key_id=key_id, is_anywhere=True) as connection:
         record = await connection.fetchrow(FIND, key_id)
@@ -69,7 +69,7 @@ async def valid_among(database: Database, key_ids: Collection[str]) -> set[str]:
         return {record["id"] for record in await connection.fetch(VALID_AMONG, list(key_ids))}
 
 
-async def add(database: Database, key: Key) -> None:
+async def add(database: Database, key: ApiKey) -> None:
     """Store a new key, and its tenant with its first one."""
     async with database.transaction(key.tenant, is_everywhere=True) as connection:
         await connection.execute(ADD_TENANT, key.tenant, key.created_at)
@@ -77,13 +77,13 @@ async def add(database: Database, key: Key) -> None:
         await connection.execute(ADD, key.tenant, key.id, key.secret_hash, key.label, key.created_at, *narrowed)
 
 
-async def of_tenant(database: Database, tenant: str) -> list[Key]:
+async def of_tenant(database: Database, tenant: str) -> list[ApiKey]:
     """Return a tenant's keys, oldest first."""
     async with database.transaction(tenant) as connection:
         return [_key(record) for record in await connection.fetch(LIST, tenant)]
 
 
-async def of_all_tenants(database: Database) -> list[Key]:
+async def of_all_tenants(database: Database) -> list[ApiKey]:
     """Everybody's keys, by tenant, oldest first. For the operator's command alone."""
     async with database.transaction("") as connection:
         await connection.execute("SET LOCAL app.list_keys = 'on'")

@@ -51,7 +51,7 @@ MEASURE_LIMIT = 60.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Subject:
+class LimitHolder:
     """Who is limited: a tenant, or one of its keys. ``key_id`` is empty for the tenant itself."""
 
     tenant: str
@@ -75,16 +75,16 @@ def _limits(row: Record) -> Limits:
     return Limits(**{name: row[name] for name in LIMIT_NAMES})
 
 
-async def read_all(database: Database) -> dict[Subject, Limits]:
+async def read_all(database: Database) -> dict[LimitHolder, Limits]:
     """Return the limits of everybody who has some. O(their number)."""
     async with database.transaction("", is_anywhere=True) as connection:
         await connection.execute(LIST)
-        return {Subject(row["tenant_id"], row["key_id"]): _limits(row) for row in await connection.fetch(LIMITS)}
+        return {LimitHolder(row["tenant_id"], row["key_id"]): _limits(row) for row in await connection.fetch(LIMITS)}
 
 
 async def read_tenants(
     database: Database, tenants: Sequence[str]
-) -> tuple[dict[Subject, Limits], dict[Subject, Use], dict[str, int]]:
+) -> tuple[dict[LimitHolder, Limits], dict[LimitHolder, Use], dict[str, int]]:
     """Return limits, use and retentions of several tenants, and of their keys. For the operator alone."""
     async with database.transaction("") as connection:
         await connection.execute(LIST)
@@ -92,13 +92,13 @@ async def read_tenants(
         used = await connection.fetch(USE_OF_MANY, tenants)
         kept = await connection.fetch(RETENTIONS_OF_MANY, tenants)
     return (
-        {Subject(row["tenant_id"], row["key_id"]): _limits(row) for row in limits},
-        {Subject(row["tenant_id"], row["key_id"]): _use(row["record"]) for row in used},
+        {LimitHolder(row["tenant_id"], row["key_id"]): _limits(row) for row in limits},
+        {LimitHolder(row["tenant_id"], row["key_id"]): _use(row["record"]) for row in used},
         {row["tenant_id"]: row["retention_days"] for row in kept},
     )
 
 
-async def write(database: Database, subject: Subject, limits: Limits, now: datetime) -> None:
+async def write(database: Database, subject: LimitHolder, limits: Limits, now: datetime) -> None:
     """Set the limits of a tenant or of a key."""
     async with database.transaction(subject.tenant, is_everywhere=True) as connection:
         if limits.is_empty:
@@ -109,7 +109,7 @@ async def write(database: Database, subject: Subject, limits: Limits, now: datet
 
 async def take(
     database: Database,
-    subject: Subject,
+    subject: LimitHolder,
     limits: Limits,
     ask: UseRequest,
     now: datetime,
@@ -140,7 +140,7 @@ async def measure_stored(database: Database, tenant: str) -> int:
         return int(await connection.fetchval(STORED, tenant))
 
 
-async def note_stored(database: Database, subject: Subject, size: int, now: datetime) -> None:
+async def note_stored(database: Database, subject: LimitHolder, size: int, now: datetime) -> None:
     """Write down what a tenant was found to have stored."""
     async with database.transaction(subject.tenant) as connection:
         record = await connection.fetchval(HELD_USE, subject.tenant, subject.key_id)

@@ -27,7 +27,7 @@ from tersely.domain.history.turns import Turn
 from tersely.domain.search.terms import EVERYDAY, is_content_word, tokenize
 from tersely.strategies.summaries.references import extract_identifiers, message_text
 
-Kind = Literal["greeting", "introduction", "long"]
+ClueKind = Literal["greeting", "introduction", "long"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class TaskClues:
     """What a message after a pause shows by itself: kinds of evidence, its keywords, and the identifiers in it."""
 
-    kinds: frozenset[Kind]
+    kinds: frozenset[ClueKind]
     keywords: frozenset[str]
     names: frozenset[str]
 
@@ -50,7 +50,7 @@ class Opening:
 # A message with fewer characters is too short to be judged.
 MIN_TEXT = 40
 LONG_TEXT = 80
-RULES: Mapping[Kind, Evidence] = {
+RULES: Mapping[ClueKind, Evidence] = {
     "greeting": Evidence(4, 0.25),
     "introduction": Evidence(6, 0.1),
     "long": Evidence(14, 0.0),
@@ -153,25 +153,25 @@ def announces_new_task(text: str) -> bool:
     return _ANNOUNCEMENT.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
 
 
-def read_opening(text: str) -> Opening | None:
+def read_opening(text: str) -> TaskClues | None:
     """Return what ``text`` shows by itself; None if it is too short, or continues or refers to something."""
     greeting = _GREETING.match(text)
     if len(text) < MIN_TEXT or _GOES_ON.match(text, greeting.end() if greeting else 0) or _BACK.search(text):
         return None
-    kinds: set[Kind] = {"greeting"} if greeting else set()
+    kinds: set[ClueKind] = {"greeting"} if greeting else set()
     kinds |= {"introduction"} if _INTRODUCTION.match(text.replace("\u2019", "'")) else set()
     kinds |= {"long"} if len(text) >= LONG_TEXT else set()
-    return Opening(kinds=frozenset(kinds), keywords=_keywords(text), names=frozenset(extract_identifiers(text)))
+    return TaskClues(kinds=frozenset(kinds), keywords=_keywords(text), names=frozenset(extract_identifiers(text)))
 
 
-def allowed_ties(opening: Opening, rules: Mapping[Kind, Evidence] = RULES) -> int | None:
+def allowed_ties(opening: TaskClues, rules: Mapping[ClueKind, Evidence] = RULES) -> int | None:
     """Return how many keywords a new task may share with the session; None if it is none in any case."""
     count = len(opening.keywords)
     kinds = [rules[kind] for kind in opening.kinds if kind in rules]
     return max((int(each.shared * count) for each in kinds if count >= each.keywords), default=None)
 
 
-def count_ties(opening: Opening, turns: Iterable[Turn], *, most: int) -> int | None:
+def count_ties(opening: TaskClues, turns: Iterable[Turn], *, most: int) -> int | None:
     """Return how many keywords ``opening`` shares with ``turns``; None if more than ``most``, or an identifier."""
     shared: set[str] = set()
     for turn in turns:

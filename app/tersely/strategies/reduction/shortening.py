@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tersely.domain.history.history import Entry, Epoch
-from tersely.domain.history.tiers import ReadBack, Style, Subject, Tier
+from tersely.domain.history.tiers import ReadBack, Style, Tier, TierContent
 from tersely.domain.messages import Part, Text, ToolResult
 from tersely.domain.text.clipping import ends, head
 from tersely.domain.text.tool_output import DEFAULT_LIMITS, ToolOutputLimits, count_lines, normalize
@@ -202,7 +202,7 @@ def _shorten_words(entry: Entry, parts: tuple[Part, ...], tiers: Sequence[Tier])
     return (*parts[:first], replace(kept, text=shorter), *rest)
 
 
-def _holding(tiers: Sequence[Tier], subject: Subject, seq: int) -> Tier | None:
+def _holding(tiers: Sequence[Tier], subject: TierContent, seq: int) -> Tier | None:
     return next((tier for tier in tiers if tier.subject == subject and tier.covers(seq)), None)
 
 
