@@ -44,30 +44,15 @@ def build(
     base = build_foundation(settings, database_url, openai_base_url or settings.openai_base_url, clock=clock)
     abilities = build_abilities(settings, base)
     configs = configs_of(settings, base.prices, abilities.tools)
-    auth = Auth(
-        base.database,
-        required=settings.auth == "keys",
-        monotonic=time.monotonic,
-        clock=base.clock,
-        is_local=is_local,
-        origins=settings.allowed_origins,
-    )
-    guard = Guard(
-        auth=auth,
-        limiter=base.limiter,
-        admin_key=settings.admin_key.get_secret_value() if settings.admin_key else None,
-        max_body=settings.max_body,
-        body_timeout=settings.body_timeout,
-        max_messages=settings.max_messages,
-    )
+    auth = _auth(settings, base, is_local=is_local)
+    guard = _guard(settings, base, auth)
     mcp = McpEndpoint(abilities.tools, guard)
     memory_updates = MemoryUpdates(base.database, base.summarizer, clock=base.clock)
     services = build_services(settings, base, abilities, configs, memory_updates)
     telemetry = Telemetry()
-    cleanup = Cleanup(base.database, configs, clock=base.clock, days=settings.cleanup_days, name=new_id())
     shared = share(settings, base, abilities, configs, services.commands)
     replays = build_replays(settings, shared, services)
-    opened = [
+    parts = [
         ServicePart(None, telemetry.close),
         *base.parts(),
         ServicePart(base.limiter.open, base.limiter.close),
@@ -76,14 +61,7 @@ def build(
         ServicePart(None, replays.close),
         base.summarizing(),
     ]
-    running: list[Callable[[], Coroutine[Any, Any, None]]] = [
-        partial(migrate_when_there, base.database, database_url),
-        cleanup.keep_clean,
-        base.limiter.keep_current,
-        partial(base.calibrations.keep_shared, base.database, base.clock),
-        partial(report_pool, base.database.sizes, base.metrics),
-        memory_updates.keep_resuming,
-    ]
+    cleanup = Cleanup(base.database, configs, clock=base.clock, days=settings.cleanup_days, name=new_id())
     shutdown = Shutdown([upstream.interrupt for upstream in base.upstreams()], grace=settings.shutdown_grace)
     rest = FastAPI(
         title="Tersely",
@@ -92,7 +70,7 @@ def build(
         version=__version__,
         # The operation ids of the OpenAPI document are the functions' names.
         generate_unique_id_function=lambda route: route.name,
-        lifespan=lifespan(opened, keeping=running),
+        lifespan=lifespan(parts, keeping=_background_work(base, database_url, cleanup, memory_updates)),
     )
     rest.include_router(_health(settings, base, shutdown))
     install_rest(rest, services, guard=guard, metrics=base.metrics)
@@ -112,6 +90,42 @@ def build(
         limiter=base.limiter,
         edge=Edge(origins=settings.allowed_origins, tracing=telemetry.tracing, board=base.board),
     )
+
+
+def _auth(settings: Settings, base: Foundation, *, is_local: bool) -> Auth:
+    return Auth(
+        base.database,
+        required=settings.auth == "keys",
+        monotonic=time.monotonic,
+        clock=base.clock,
+        is_local=is_local,
+        origins=settings.allowed_origins,
+    )
+
+
+def _guard(settings: Settings, base: Foundation, auth: Auth) -> Guard:
+    return Guard(
+        auth=auth,
+        limiter=base.limiter,
+        admin_key=settings.admin_key.get_secret_value() if settings.admin_key else None,
+        max_body=settings.max_body,
+        body_timeout=settings.body_timeout,
+        max_messages=settings.max_messages,
+    )
+
+
+def _background_work(
+    base: Foundation, database_url: str, cleanup: Cleanup, memory_updates: MemoryUpdates
+) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+    """Return what runs for as long as the service does."""
+    return [
+        partial(migrate_when_there, base.database, database_url),
+        cleanup.keep_clean,
+        base.limiter.keep_current,
+        partial(base.calibrations.keep_shared, base.database, base.clock),
+        partial(report_pool, base.database.sizes, base.metrics),
+        memory_updates.keep_resuming,
+    ]
 
 
 def _health(settings: Settings, base: Foundation, shutdown: Shutdown) -> APIRouter:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from tersely import __version__
 from tersely.api.rest.services import Services
 from tersely.composition.clock import new_id
-from tersely.composition.foundation import Foundation
+from tersely.composition.foundation import Foundation, data_dir_of
 from tersely.console.docs_page import DocsPages
 from tersely.console.pages import Pages
 from tersely.console.router import Console
@@ -21,7 +21,6 @@ from tersely.console.views.base import Sources
 from tersely.console.views.table import Views
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.messages import Dialect as DialectName
-from tersely.embedded_postgres import default_data_dir
 from tersely.hosts import ROUTE_DIALECTS
 from tersely.service.common.auth import Auth
 from tersely.service.common.calibrations import Calibrations
@@ -72,7 +71,7 @@ def console_routes(
         base.database,
         auth,
         required=settings.auth == "keys",
-        directory=settings.data_dir or default_data_dir(),
+        directory=data_dir_of(settings),
     )
     views = Views(
         pages,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from tersely import __version__
 from tersely.composition.clock import new_id
@@ -98,15 +99,14 @@ def build_foundation(
         timeout=settings.database_timeout,
         pooler=settings.database_pooler,
     )
-    data_dir = settings.data_dir or default_data_dir()
-    metrics = Metrics(version=__version__, data_dir=data_dir)
-    hosts, further = model_hosts(settings, openai_base_url), named_hosts(settings)
+    metrics = Metrics(version=__version__, data_dir=data_dir_of(settings))
+    hosts, further_hosts = model_hosts(settings, openai_base_url), named_hosts(settings)
     own_host = summarizer_host(settings, openai_base_url)
     models = Models(
         _summarizer_config(settings),
         own=own_host,
         hosts=hosts,
-        named=summary_hosts(settings, further),
+        named=summary_hosts(settings, further_hosts),
         metrics=metrics,
     )
     prices = prices_of(settings)
@@ -122,33 +122,23 @@ def build_foundation(
     searcher = Searcher(database, metrics, embedder)
     page_builder = PageBuilder(searcher.build_pages)
     writer = Writer(database, on_full_pages=page_builder.schedule)
-    exchanges = ExchangeKeeper(
-        database,
-        writer,
-        metrics,
-        directory=spool_directory(data_dir, database_url),
-        limit=settings.spool_size,
-        name=new_id(),
-        clock=clock,
-    )
-    summarizer = Summarizer(
-        database,
-        models,
-        metrics,
-        clock=clock,
-        monotonic=time.monotonic,
-        name=new_id(),
-        charge=limiter.charge,
-    )
     return Foundation(
         clock=clock,
         database=database,
         writer=writer,
-        exchanges=exchanges,
+        exchanges=_build_exchange_keeper(settings, database, writer, metrics, clock, database_url=database_url),
         hosts=hosts,
-        named_hosts=further,
+        named_hosts=further_hosts,
         own_host=own_host,
-        summarizer=summarizer,
+        summarizer=Summarizer(
+            database,
+            models,
+            metrics,
+            clock=clock,
+            monotonic=time.monotonic,
+            name=new_id(),
+            charge=limiter.charge,
+        ),
         embedder=embedder,
         searcher=searcher,
         page_builder=page_builder,
@@ -159,6 +149,31 @@ def build_foundation(
         limiter=limiter,
         board=CallBoard(clock=clock),
         shadows=Shadows(database, prices, metrics, monotonic=time.monotonic, clock=clock),
+    )
+
+
+def data_dir_of(settings: Settings) -> Path:
+    """Return the directory of the service's own files."""
+    return settings.data_dir or default_data_dir()
+
+
+def _build_exchange_keeper(
+    settings: Settings,
+    database: Database,
+    writer: Writer,
+    metrics: Metrics,
+    clock: Callable[[], datetime],
+    *,
+    database_url: str,
+) -> ExchangeKeeper:
+    return ExchangeKeeper(
+        database,
+        writer,
+        metrics,
+        directory=spool_directory(data_dir_of(settings), database_url),
+        limit=settings.spool_size,
+        name=new_id(),
+        clock=clock,
     )
 
 
