@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from bench import report, servers, texts
@@ -103,7 +104,7 @@ def compare(what: str, call: Callable[[str], object], rounds: int) -> dict[str, 
     times: dict[str, list[float]] = {"short": [], "long": []}
     for n in range(rounds):
         for session in ("short", "long") if n % 2 else ("long", "short"):
-            times[session].append(timed_ms(lambda session=session: call(session)))  # type: ignore[misc]
+            times[session].append(timed_ms(lambda session=session: call(session)))
     short, long = statistics.median(times["short"]), statistics.median(times["long"])
     ratio = long / short
     row = {
@@ -159,7 +160,7 @@ def measure(api: Api, long: int, rounds: int) -> dict[str, Any]:
         row |= {"ratio": None, "limit": "", "reached": None}
     rows.append(compare("context, before any call", lambda s: build(api, s), rounds))
     counter = [0]
-    first = {s: timed_ms(lambda s=s: delta(api, s, counter)) for s in ("short", "long")}  # type: ignore[misc]
+    first = {s: timed_ms(partial(delta, api, s, counter)) for s in ("short", "long")}
     rows.append(
         {
             "what": "the first call through the proxy",

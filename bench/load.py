@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -359,7 +360,7 @@ async def play(plan: Plan) -> Report:
     clients = []
     for number in range(plan.connections):
         _, client = await loop.create_connection(
-            lambda number=number: Client(plan, number, tally, stop_at),  # type: ignore[misc]
+            partial(Client, plan, number, tally, stop_at),
             host,
             port,
         )

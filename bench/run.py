@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -183,7 +184,7 @@ def summary_of(rows: Sequence[report.Row]) -> list[dict[str, Any]]:
         known = [r for r in ours if r.get(key) is not None]
         if not known:
             continue
-        row = worst(known, key=lambda r, key=key: r[key])  # type: ignore[misc]
+        row = worst(known, key=itemgetter(key))
         reached = row[key] >= bound if worst is min else row[key] <= bound
         summary.append(
             {

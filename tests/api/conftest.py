@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -39,11 +40,9 @@ class Api:
 
 
 @asynccontextmanager
-async def serve(
-    dsn: str, *, upstream: str = UPSTREAM, is_local: bool = False, **settings: object
-) -> AsyncIterator[Api]:
+async def serve(dsn: str, *, upstream: str = UPSTREAM, is_local: bool = False, **settings: Any) -> AsyncIterator[Api]:
     """The application on that database."""
-    given = Settings(_env_file=None, **settings)  # type: ignore[arg-type]
+    given = Settings(_env_file=None, **settings)
     app = build(given, database_url=dsn, openai_base_url=upstream, is_local=is_local)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

@@ -65,8 +65,8 @@ class Chat:
         self.history: list[Message] = []
         self.sent: list[set[str]] = []
 
-    async def do(self, method: str, path: str, **body: object) -> Any:
-        answer = await self.api.http.request(method, f"/api/sessions/{self.session}{path}", **body)  # type: ignore[arg-type]
+    async def do(self, method: str, path: str, **body: Any) -> Any:
+        answer = await self.api.http.request(method, f"/api/sessions/{self.session}{path}", **body)
         assert answer.is_success, answer.text
         return answer
 

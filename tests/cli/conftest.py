@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import pytest
@@ -43,9 +44,9 @@ class Running:
         self._terminals.append(terminal)
         return terminal
 
-    def ask(self, method: str, path: str, **how: object) -> httpx.Response:
+    def ask(self, method: str, path: str, **how: Any) -> httpx.Response:
         """What its REST API answers."""
-        return httpx.request(method, f"{self.url}/api{path}", **how)  # type: ignore[arg-type]
+        return httpx.request(method, f"{self.url}/api{path}", **how)
 
 
 @pytest.fixture(scope="module")

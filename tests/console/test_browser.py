@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode, urlsplit
 
 import httpx
@@ -96,8 +96,8 @@ def violations(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_is_accessible(watched: Watched, demo: Demo, scheme: str) -> None:
-    watched.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+def test_every_view_is_accessible(watched: Watched, demo: Demo, scheme: Literal["light", "dark"]) -> None:
+    watched.page.emulate_media(color_scheme=scheme)
     for path, query in pages(demo):
         page = watched.open(path, **query)
         assert violations(page) == [], path

@@ -197,7 +197,9 @@ def test_every_panel_and_every_alert_finds_data(database: Database, tmp_path: Pa
         assert {rule["health"] for rule in rules} == {"ok"}
         for rule in rules:
             for operand in re.split(r"\s+and\s+", rule["query"]):
-                measured, _, _ = re.match(r"(?s)(.*?)\s(==|>|<)\s([\d.]+)\Z", operand.strip()).groups()  # type: ignore[union-attr]
+                compared = re.match(r"(?s)(.*?)\s(==|>|<)\s([\d.]+)\Z", operand.strip())
+                assert compared is not None, operand
+                measured = compared[1]
                 assert has_number(watcher.values(measured)), f"{rule['name']}: {measured}"
 
         way.cut()

@@ -176,7 +176,8 @@ def test_providers_own_tools_are_not_read_as_calls():
     ("user_id", "expected"),
     [
         ('{"device_id":"d","account_uuid":"","session_id":"s-1"}', {"session_id": "s-1"}),
-        ("user_ab_account__session_01234567-89ab-cdef-0123-456789abcdef", {"session_id": "01234567-89ab-cdef-0123-456789abcdef"}),  # noqa: E501
+        ("user_ab_account__session_01234567-89ab-cdef-0123-456789abcdef",
+         {"session_id": "01234567-89ab-cdef-0123-456789abcdef"}),
         ("somebody", {}),
         ('{"session_id":7}', {}),
         ("{broken", {}),
@@ -200,7 +201,8 @@ def test_usage_counts_the_cache_as_input():
     [
         b'{"role":"user","content":"\xc3\xa4"}',
         b'{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}',
-        b'{"role":"assistant","content":[{"type":"text","text":"a"},{"type":"tool_use","id":"c","name":"f","input":{"x": 1.0}}]}',  # noqa: E501
+        b'{"role":"assistant","content":[{"type":"text","text":"a"},{"type":"tool_use","id":"c",'
+        b'"name":"f","input":{"x": 1.0}}]}',
         b'{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"ok"}]}',
         b'{"role":"system","content":"s"}',
     ],

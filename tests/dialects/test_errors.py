@@ -109,7 +109,8 @@ def test_overflow_errors_are_recognised(status: int, body: bytes, limit: int | N
         (
             413,
             error(
-                "Request too large for model `x` on tokens per minute (TPM): Limit 6000, Requested 14810, please reduce "  # noqa: E501
+                "Request too large for model `x` on tokens per minute (TPM): Limit 6000, Requested 14810, "
+                "please reduce "
                 "your message size and try again.",
                 code="rate_limit_exceeded",
             ),

@@ -285,7 +285,8 @@ def test_choices_have_states_of_their_own():
 def test_only_the_content_changes():
     raw = (
         b'event: x\r\ndata: {"id":"c" , "big":12345678901234567890123, "choices":[{"index":0,"delta":{"content":'
-        b'"a<terse>b</terse>c", "other": [1.0 ]},"logprobs":{"content":[ {"token":"a"}]}}], "usage" : {"x":1.50}}\r\n\r\n'  # noqa: E501
+        b'"a<terse>b</terse>c", "other": [1.0 ]},"logprobs":{"content":[ {"token":"a"}]}}], "usage" '
+        b': {"x":1.50}}\r\n\r\n'
     )
     sent, reply = run([raw])
     assert sent == (
@@ -498,7 +499,8 @@ def test_the_cuts_do_not_matter(pieces: list[str], places: list[int], crlf: bool
 
 def test_split_reply():
     body = (
-        b'{"id":"c","model":"m", "choices" : [ {"index":0,"message":{"role":"assistant", "content":"a<terse>x</terse>","n":1.0},'  # noqa: E501
+        b'{"id":"c","model":"m", "choices" : [ {"index":0,"message":{"role":"assistant", '
+        b'"content":"a<terse>x</terse>","n":1.0},'
         b'"finish_reason":"stop"},{"index":1, "message":{"content":"b"},"finish_reason":"length"}],"usage":{"a":1}}'
     )
     sent, reply = split_reply(body, ClientView(tags=TERSE))

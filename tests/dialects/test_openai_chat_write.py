@@ -25,7 +25,8 @@ from tersely.domain.messages import Media, Message, Reasoning, Text
 from tersely.domain.text.tags import TagKinds
 
 BODY = (
-    b'{ "model" : "m", "seed": 1.0, "messages" : [ {"role":"user","content":"old"} ],\n "x": {"y" :[1 ,2]},"seed":2.50, '  # noqa: E501
+    b'{ "model" : "m", "seed": 1.0, "messages" : [ {"role":"user","content":"old"} ],\n "x": '
+    b'{"y" :[1 ,2]},"seed":2.50, '
     b'"big":123456789012345678901234567890,"odd":"\\ud800\\u0000" }'
 )
 

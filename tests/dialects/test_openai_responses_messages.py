@@ -295,7 +295,9 @@ def test_media_are_read():
     found = [part for part in parts({"role": "user", "content": content}) if isinstance(part, Media)]
     assert [each.kind for each in found] == ["image", "image", "file", "audio", "other"]
     assert (found[0].width, found[0].height, found[0].detail) == (3, 5, "low")
-    assert parts({"type": "image_generation_call", "id": "i", "result": "b64"})[0].kind == "image"  # type: ignore[union-attr]
+    (made,) = parts({"type": "image_generation_call", "id": "i", "result": "b64"})
+    assert isinstance(made, Media)
+    assert made.kind == "image"
 
 
 def test_refusal_is_read_as_text():

@@ -43,7 +43,8 @@ def read(**members: Any) -> Message:
         (read(role="user", content=" hi\n"), read(role="user", content="hi")),
         (read(role="user", content="hi", name="bob", __x=1), read(role="user", content="hi")),
         (assistant(None, call("a")), read(**{**json.loads(assistant("x", call("a")).raw), "content": ""})),
-        (assistant(None, call("a", "f", '{"b":1.0,"a":[1e2]}')), assistant(None, call("a", "f", '{ "a":[100], "b":1 }'))),  # noqa: E501
+        (assistant(None, call("a", "f", '{"b":1.0,"a":[1e2]}')),
+         assistant(None, call("a", "f", '{ "a":[100], "b":1 }'))),
         (assistant(None, call("a", "f", "")), assistant(None, call("a", "f", "{}"))),
         (assistant(None, call("a", "f", " {x ")), assistant(None, call("a", "f", "{x"))),
         (result("a", "ok\n"), result("a", "ok")),
@@ -58,7 +59,8 @@ def read(**members: Any) -> Message:
             message("assistant", Text(text="a"), Reasoning(text="2")),
         ),
         (user("<system-reminder>today</system-reminder>\nhi"), user("hi")),
-        (user("<current_datetime>2026</current_datetime>\n\nhi"), user("<current_datetime>2027</current_datetime>\n\nhi")),  # noqa: E501
+        (user("<current_datetime>2026</current_datetime>\n\nhi"),
+         user("<current_datetime>2027</current_datetime>\n\nhi")),
     ],
 )  # fmt: skip
 def test_equal_messages_have_equal_digests(one: Message, other: Message):
@@ -183,8 +185,10 @@ SUMMARY = "1. Primary request: list files. 2. README.md and main.py exist."
         (
             f"<analysis>hm</analysis>\n<summary>\n{SUMMARY}\n</summary>",
             user(
-                "This session is being continued from a previous conversation that ran out of context. The summary below "  # noqa: E501
-                f"covers the earlier portion of the conversation.\n\nSummary:\n{SUMMARY}\n\nIf you need specific details "  # noqa: E501
+                "This session is being continued from a previous conversation that ran out of context. The "
+                "summary below "
+                f"covers the earlier portion of the conversation.\n\nSummary:\n{SUMMARY}\n\nIf you need "
+                f"specific details "
                 "from before compaction (like exact code snippets), read the full transcript at: /x"
             ),
         ),

@@ -6,8 +6,9 @@ import pytest
 
 from tersely.domain.history.failed_requests import failed_links, links_without_reply
 from tersely.domain.history.links import StoredLink
+from tersely.domain.messages import Role
 
-ROLES = {"q": "user", "t": "tool", "a": "assistant"}
+ROLES: dict[str, Role] = {"q": "user", "t": "tool", "a": "assistant"}
 
 
 def rows(*kinds: str, follows: dict[int, int] | None = None) -> list[StoredLink]:
@@ -18,7 +19,7 @@ def rows(*kinds: str, follows: dict[int, int] | None = None) -> list[StoredLink]
             position=float(seq),
             turn=seq,
             tokens=1,
-            role=ROLES[kind],  # type: ignore[arg-type]
+            role=ROLES[kind],
             status="live",
             digest=str(seq).encode(),
             relayed=kind == "a",

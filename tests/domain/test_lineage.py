@@ -15,17 +15,19 @@ from msgspec import structs
 
 from tersely.domain.history.links import MessageIdentity, StoredLink, as_incoming
 from tersely.domain.history.reconciliation import Reconciliation, align, append_messages, reconcile
+from tersely.domain.messages import Role
 
 
 def identity_of(words: str) -> MessageIdentity:
     """``u:hello`` by the user, ``a:`` by the assistant, ``t:`` a tool result, ``s:`` instructions."""
-    role = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}[words[0]]
+    roles: dict[str, Role] = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}
+    role = roles[words[0]]
     is_link = role != "system"
     return MessageIdentity(
         digest=words.encode(),
         is_link=is_link,
         starts_turn=role == "user",
-        role=role,  # type: ignore[arg-type]
+        role=role,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import asyncpg
@@ -44,8 +45,8 @@ async def run_talks(
         model.state.script = script
         check = model.state._check
 
-        def counted(*arguments: object) -> object:
-            refusal = check(*arguments)  # type: ignore[arg-type]
+        def counted(*arguments: Any) -> Any:
+            refusal = check(*arguments)
             found.refused += refusal is not None
             return refusal
 

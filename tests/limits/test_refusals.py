@@ -70,7 +70,7 @@ async def test_sdks_raise_their_own_rate_limit_error_in_every_dialect(
     assert responses.value.code == "rate_limit_exceeded"
     with pytest.raises(anthropic.RateLimitError) as messages:
         await claude.messages.create(model="claude-x", max_tokens=9, messages=asks, stream=streams)
-    assert messages.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
+    assert messages.value.response.json()["error"]["type"] == "rate_limit_error"
     client = genai.Client(api_key="k", http_options=types.HttpOptions(base_url=worker.base_url, headers=headers))
     ask = _ask_stream if streams else _ask_whole
     with pytest.raises(genai_errors.ClientError) as gemini:

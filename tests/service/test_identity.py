@@ -502,12 +502,12 @@ async def test_of_two_replies_to_one_request_the_later_requests_wins(
 
 async def test_a_client_may_go_on_from_any_of_several_choices(service: Service) -> None:
     first = await service.ask(user("one"))
-    body = {"model": "gpt-4o", "n": 2, "messages": [user("one"), reply_of(first), user("two")]}
+    body: dict[str, Any] = {"model": "gpt-4o", "n": 2, "messages": [user("one"), reply_of(first), user("two")]}
     service.upstream.scripted["two"].append(ScriptedReply(body=two_choices(), status=200))
     both = await service.workers[0].post(body)
     stored = await stored_messages(service.database, first.session)
     assert [(words(each), each.status) for each in stored[-2:]] == [("Choice A.", "live"), ("Choice B.", "superseded")]
-    third = await service.ask(*body["messages"], reply_of(both, 1), user("three"))  # type: ignore[misc]
+    third = await service.ask(*body["messages"], reply_of(both, 1), user("three"))
     assert third.session == first.session
     assert (await service.live(first.session))[2:5] == ["two", "Choice B.", "three"]
 

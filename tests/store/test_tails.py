@@ -13,6 +13,7 @@ import pytest
 from tersely.domain.history.history import Epoch, HeadMessage
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.history.reconciliation import reconcile
+from tersely.domain.messages import Role
 from tersely.service.recognition.incoming_history import extend
 from tersely.store.commit import turns
 from tersely.store.commit.records import CallReport, NewEpoch, NewReply, NewSession, ReplyWrite, RequestWrite
@@ -28,9 +29,9 @@ TENANT = "north"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def identity_of(role: str, words: str) -> MessageIdentity:
+def identity_of(role: Role, words: str) -> MessageIdentity:
     digest = blake2b(f"{role}{words}".encode(), digest_size=16).digest()
-    return MessageIdentity(digest=digest, is_link=role != "system", starts_turn=role == "user", role=role)  # type: ignore[arg-type]
+    return MessageIdentity(digest=digest, is_link=role != "system", starts_turn=role == "user", role=role)
 
 
 @dataclass(slots=True)

@@ -121,7 +121,9 @@ def test_the_first_question_past_the_share_carries_the_instructions(strategy: St
     notes = [note_of(context.epoch) for context in calls]
     assert notes[:3] == [None, None, None]
     assert notes[3] is not None
-    assert notes[3].seq == calls[3].messages[-1].seq  # type: ignore[union-attr]
+    question = calls[3].messages[-1]
+    assert isinstance(question, Entry)
+    assert notes[3].seq == question.seq
     assert notes[4] == notes[3]
     assert [context.epoch.reason for context in calls] == ["first"] * 3 + ["instructions"] * 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec import structs
@@ -122,8 +122,8 @@ def epoch(cut: int = 1, *, head: int = 0) -> Epoch:
 
 
 def decided(snapshot: Snapshot, policy: Policy = SMALL, needs: Needs = NEEDS, **values: object) -> str:
-    options: dict[str, object] = {"now": START, "current": CURRENT} | values
-    decision: EpochDecision = decide_epoch(snapshot, policy, needs, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"now": START, "current": CURRENT} | values
+    decision: EpochDecision = decide_epoch(snapshot, policy, needs, **options)
     return decision.reason if isinstance(decision, Advance) else "keep"
 
 

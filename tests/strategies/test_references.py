@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -107,8 +108,8 @@ def test_candidates_are_bounded() -> None:
 
 
 def index(references: tuple[Reference, ...], **values: object) -> list[str]:
-    settings_ = {"title": "[Index]", "limit": 500, "encode": estimate_text} | values
-    return render_references(references, **settings_).splitlines()  # type: ignore[arg-type]
+    options: dict[str, Any] = {"title": "[Index]", "limit": 500, "encode": estimate_text} | values
+    return render_references(references, **options).splitlines()
 
 
 def test_the_index_has_one_line_per_turn() -> None:

@@ -246,11 +246,11 @@ class Markers:
         return self.words[-1]
 
 
-def _texts(message: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def _texts(message: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for name in ("content", "parts"):
         value = message.get(name)
         if isinstance(value, str):
-            yield message, name  # type: ignore[misc]
+            yield message, name
         for part in value if isinstance(value, list) else ():
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 yield part, "text"
@@ -294,7 +294,8 @@ class InjectingClient:
     @property
     def history(self) -> list[dict[str, Any]]:
         """The messages of the next request."""
-        return _holder(self.body, self.dialect)[self.wire.member]  # type: ignore[no-any-return]
+        history: list[dict[str, Any]] = _holder(self.body, self.dialect)[self.wire.member]
+        return history
 
     def ask(
         self, *messages: Mapping[str, Any], usage: Mapping[str, int] | None = None, **headers: str

@@ -110,6 +110,9 @@ class QueryLimits(NamedTuple):
         return 2 * self.memory + 128 * MiB
 
 
+DEFAULT_LIMITS = QueryLimits()
+
+
 def _listed(pragma: str) -> frozenset[str]:
     """What this SQLite has, by name."""
     with closing(sqlite3.connect(":memory:")) as db:

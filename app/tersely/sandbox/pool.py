@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tersely.domain.errors import Busy
-from tersely.sandbox.child import QueryLimits
+from tersely.sandbox.child import DEFAULT_LIMITS, QueryLimits
 from tersely.sandbox.gate import Gate
 from tersely.sandbox.process import Child
 
@@ -36,7 +36,7 @@ class ChildPool(Generic[K]):
         self,
         new: Callable[[], K],
         *,
-        limits: QueryLimits = QueryLimits(),  # noqa: B008 a value, and frozen
+        limits: QueryLimits = DEFAULT_LIMITS,
         width: int = 4,
         idle: float = 30.0,
         waiting: int = 64,

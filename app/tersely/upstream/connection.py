@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
             self._has_news = False
             return True
         waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_at(deadline, _wake, waiter, False)  # noqa: FBT003
+        timer = self._loop.call_at(deadline, _time_out, waiter)
         try:
             return bool(await waiter)
         finally:
@@ -321,6 +321,6 @@ class Connection(asyncio.Protocol):
             self._is_fit = self._is_fit and bool(self._parser.should_keep_alive())
 
 
-def _wake(waiter: asyncio.Future[bool], result: bool) -> None:  # noqa: FBT001
+def _time_out(waiter: asyncio.Future[bool]) -> None:
     if not waiter.done():
-        waiter.set_result(result)
+        waiter.set_result(False)

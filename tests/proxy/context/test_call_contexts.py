@@ -157,7 +157,8 @@ async def test_history_with_another_spelling_is_recognised(store: Database) -> N
             for number in range(5):
                 words = f"frage über {number} " + "wörter " * 40
                 mark = {"cache_control": {"type": "ephemeral"}}
-                question = {"role": "user", "content": [{"type": "text", "text": words, **mark}]}
+                text: dict[str, Any] = {"type": "text", "text": words}
+                question = {"role": "user", "content": [{**text, **mark}]}
                 body = {"model": "claude-sonnet-4-5", "max_tokens": 50, "messages": [*history, question]}
                 model.script("k", ScriptedReply(message={"role": "assistant", "content": f"answer {number}"}))
                 data = json.dumps(body, ensure_ascii=bool(number % 2), indent=number or None).encode()
@@ -166,8 +167,7 @@ async def test_history_with_another_spelling_is_recognised(store: Database) -> N
                     reply = json.loads(await response.read())
                     session = response.headers["x-tersely-session"]
                 await noted.note(session)
-                del question["content"][0]["cache_control"]  # type: ignore[attr-defined]
-                history += [question, {"role": "assistant", "content": reply["content"]}]
+                history += [{"role": "user", "content": [text]}, {"role": "assistant", "content": reply["content"]}]
         assert await noted.compare_all() == 5
 
 

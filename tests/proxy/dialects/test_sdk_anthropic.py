@@ -207,5 +207,5 @@ async def test_own_errors_have_anthropics_shape(client: anthropic.Anthropic) -> 
             extra_headers={"X-Tersely-Strategy": "none such"},
         )
 
-    assert caught.value.body["type"] == "error"  # type: ignore[index]
-    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    body = caught.value.response.json()
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")

@@ -91,6 +91,13 @@ async def test_tools_over_several_turns(client: genai.Client, service: Service, 
     assert {each.status for each in stored} == {"live"}
 
 
+def content_of(answer: types.GenerateContentResponse) -> types.Content:
+    assert answer.candidates
+    content = answer.candidates[0].content
+    assert content is not None
+    return content
+
+
 def _ask(client: genai.Client, contents: list[Any], key: str, streams: bool) -> Any:
     options = config(
         key,
@@ -98,11 +105,10 @@ def _ask(client: genai.Client, contents: list[Any], key: str, streams: bool) -> 
         automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
     )
     if not streams:
-        answer = client.models.generate_content(model=MODEL, contents=contents, config=options)
-        return answer.candidates[0].content  # type: ignore[index]
+        return content_of(client.models.generate_content(model=MODEL, contents=contents, config=options))
     parts: list[types.Part] = []
     for chunk in client.models.generate_content_stream(model=MODEL, contents=contents, config=options):
-        parts += chunk.candidates[0].content.parts or []  # type: ignore[index, union-attr]
+        parts += content_of(chunk).parts or []
     return types.Content(role="model", parts=parts)
 
 

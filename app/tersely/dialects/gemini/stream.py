@@ -352,10 +352,10 @@ def _merge_texts(parts: Iterable[bytes]) -> list[bytes]:
             last[1].append(text)
         elif text:
             merged.append((bool(value.get("thought")), [text]))
-    return [part if isinstance(part, bytes) else _write_texts(*part) for part in merged]
+    return [part if isinstance(part, bytes) else _write_texts(part[1], is_thought=part[0]) for part in merged]
 
 
-def _write_texts(is_thought: bool, texts: Sequence[str]) -> bytes:  # noqa: FBT001 - a pair, unpacked
+def _write_texts(texts: Sequence[str], *, is_thought: bool) -> bytes:
     return raw_json.dump({"text": "".join(texts), **({"thought": True} if is_thought else {})})
 
 

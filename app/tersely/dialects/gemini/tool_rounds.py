@@ -170,9 +170,10 @@ def _shown(
             continue
         if name is not None and signature is not None:
             is_moved = bool(signature) and not _signature_of(part)
-            part = raw_json.join_object(raw_json.split_object(part) | signature) if is_moved else part  # noqa: PLW2901
+            left.append(raw_json.join_object(raw_json.split_object(part) | signature) if is_moved else part)
             signature = None
-        left.append(part)
+        else:
+            left.append(part)
     return left, signature
 
 

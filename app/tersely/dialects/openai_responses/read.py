@@ -329,9 +329,10 @@ def _read_content(content: object) -> list[Part]:
 
 
 def _read_part(part: object) -> Part | None:
-    if is_text(part):
-        text = part if isinstance(part, str) else part["text"]  # type: ignore[index]
-        return Text(text=text) if text else None
+    if isinstance(part, str):
+        return Text(text=part) if part else None
+    if isinstance(part, dict) and is_text(part):
+        return Text(text=part["text"]) if part["text"] else None
     if not isinstance(part, dict):
         raise InvalidRequest("a part that is not an object", field="content")
     match part.get("type"):

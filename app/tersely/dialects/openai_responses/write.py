@@ -235,7 +235,8 @@ def _fit_results(items: list[bytes]) -> list[bytes]:
             item = raw_json.load(raw)
             forms[call_id(item)] = item_type(item)
         elif b'"function_call_output"' in raw and any(form != "function_call" for form in forms.values()):
-            raw = _fit_result(raw, forms)  # noqa: PLW2901
+            fitted.append(_fit_result(raw, forms))
+            continue
         fitted.append(raw)
     return fitted
 

@@ -20,7 +20,7 @@ from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import Busy, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Media, Message, searchable_text, with_all_calls
-from tersely.sandbox.child import CELL, ROWS, QueryLimits
+from tersely.sandbox.child import CELL, DEFAULT_LIMITS, ROWS, QueryLimits
 from tersely.sandbox.explain import TOO_LARGE, complaint, explain, kind_of, too_long
 from tersely.sandbox.pool import ChildPool, ChildSlot
 from tersely.sandbox.process import ChildDied, ChildReply, TookTooLong, frame
@@ -79,7 +79,7 @@ class Queries:
         metrics: Metrics,
         *,
         children: int = 4,
-        limits: QueryLimits = QueryLimits(),  # noqa: B008 a value, and frozen
+        limits: QueryLimits = DEFAULT_LIMITS,
         most: Portions | None = None,
     ) -> None:
         """At most ``children`` processes at once; the first one starts at the first query. ``most``: the limits of one
@@ -89,7 +89,7 @@ class Queries:
         self._metrics = metrics
         self._limits = limits
         self._pool = ChildPool(LoadedContent, width=children, limits=limits)
-        self._most = most or replace(MOST, size=MOST.size * limits.memory // QueryLimits().memory)
+        self._most = most or replace(MOST, size=MOST.size * limits.memory // DEFAULT_LIMITS.memory)
 
     async def close(self) -> None:
         """End all child processes."""

@@ -483,10 +483,8 @@ def _bound(ranges: Sequence[Range], limit: int, *, newest: bool) -> tuple[tuple[
         size = span.last - span.first + 1
         if room <= 0:
             break
-        if size > room:
-            first = span.last - room + 1 if newest else span.first
-            span = Range(first=first, last=first + room - 1)  # noqa: PLW2901
-        kept.append(span)
+        first = span.last - room + 1 if newest and size > room else span.first
+        kept.append(Range(first=first, last=first + min(size, room) - 1))
         room -= size
     kept.sort(key=lambda span: span.first)
     is_all = sum(s.last - s.first + 1 for s in ranges) <= limit
@@ -503,12 +501,18 @@ def _clip(message: Message, limit: int, query: str = "") -> tuple[Message, bool]
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, Text | ToolResult):
-            size = len(part.text)
-            if size > max(0, limit):
-                first, last = excerpts.find_around(part.text, query, max(0, limit, len(query)))
-                before = f"[... {first} characters before]" if first else ""
-                after = f"[... {size - last} more characters]" if last < size else ""
-                part = replace(part, text=before + part.text[first:last] + after)  # noqa: PLW2901
-            limit -= len(part.text)
-        parts.append(part)
+            text = _clip_text(part.text, max(0, limit), query)
+            limit -= len(text)
+            parts.append(replace(part, text=text))
+        else:
+            parts.append(part)
     return replace(message, parts=tuple(parts)), True
+
+
+def _clip_text(text: str, limit: int, query: str) -> str:
+    if len(text) <= limit:
+        return text
+    first, last = excerpts.find_around(text, query, max(limit, len(query)))
+    before = f"[... {first} characters before]" if first else ""
+    after = f"[... {len(text) - last} more characters]" if last < len(text) else ""
+    return before + text[first:last] + after

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 
 from tersely.domain.history.history import Entry, Epoch
 from tersely.domain.history.tiers import ReadBack, Style, Tier, TierContent
@@ -155,16 +156,15 @@ def _shorten(entry: Entry, tiers: Sequence[Tier], encode: Encode) -> Entry:
 
 def _shorten_results(entry: Entry, tiers: Sequence[Tier]) -> tuple[Part, ...]:
     parts = entry.message.parts
-    changed = False
-    out: list[Part] = []
-    for part in parts:
-        if isinstance(part, ToolResult):
-            text = _shorten_result(part.text, entry, tiers)
-            if text is not part.text:
-                part = replace(part, text=text)  # noqa: PLW2901
-                changed = True
-        out.append(part)
-    return tuple(out) if changed else parts
+    out = tuple([_shorten_part(part, entry, tiers) for part in parts])
+    return parts if all(map(is_, out, parts)) else out
+
+
+def _shorten_part(part: Part, entry: Entry, tiers: Sequence[Tier]) -> Part:
+    if not isinstance(part, ToolResult):
+        return part
+    text = _shorten_result(part.text, entry, tiers)
+    return part if text is part.text else replace(part, text=text)
 
 
 def _shorten_result(text: str, entry: Entry, tiers: Sequence[Tier]) -> str:
