@@ -7,9 +7,11 @@ import json
 import re
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -27,6 +29,28 @@ def data_dir() -> Iterator[Path]:
         yield directory
         for process in postgres_of(directory):
             process.kill()
+
+
+@contextmanager
+def two_workers() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A service of two workers, and its address."""
+    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
+    try:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
+        assert found is not None
+        yield process, found[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def metrics_of(url: str) -> str:
+    return httpx.get(f"{url}/metrics", timeout=60).text
+
+
+def workers_in(metrics: str) -> set[str]:
+    """The processes of which the metrics tell."""
+    return set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', metrics))
 
 
 def test_a_closed_terminal_ends_the_database_too(data_dir: Path) -> None:
@@ -100,70 +124,45 @@ def test_nobody_listens_before_a_worker_serves() -> None:
 
 
 def test_a_killed_worker_is_replaced_without_being_imported_anew() -> None:
-    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
-    try:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
-        assert found is not None
-
-        def workers() -> set[str]:
-            text = httpx.get(f"{found[0]}/metrics", timeout=60).text
-            return set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', text))
-
-        while len(first := workers()) < 2:
+    with two_workers() as (_, url):
+        while len(first := workers_in(metrics_of(url))) < 2:
             time.sleep(0.1)
         for pid in first:
             psutil.Process(int(pid)).kill()
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                if len(second := workers() - first) == 2:
+                if len(second := workers_in(metrics_of(url)) - first) == 2:
                     break
             time.sleep(0.05)
         for pid in second:
             spent = psutil.Process(int(pid)).cpu_times()
             assert spent.user + spent.system < 1.5, "importing everything takes twice that"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
 
 
 def test_workers_share_the_memory_of_what_was_imported() -> None:
     """A third of theirs at least; a quarter where collections of garbage write to it."""
-    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
-    try:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
-        assert found is not None
-        workers: set[str] = set()
-        while len(workers) < 2:
-            text = httpx.get(f"{found[0]}/metrics", timeout=60).text
-            workers = set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', text))
+    with two_workers() as (_, url):
+        while len(workers := workers_in(metrics_of(url))) < 2:
+            time.sleep(0.1)
         for pid in workers:
             memory = psutil.Process(int(pid)).memory_full_info()
             assert memory.uss < 2 / 3 * memory.rss
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
 
 
 def test_metrics_of_two_workers_name_both_processes() -> None:
-    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
-    try:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
-        assert found is not None
+    with two_workers() as (process, url):
         text = ""
         for _ in range(100):
-            text = httpx.get(f"{found[0]}/metrics", timeout=60).text
+            text = metrics_of(url)
             if text.count("process_resident_memory_bytes{") == 2:
                 break
             time.sleep(0.2)
-        workers = set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', text))
+        workers = workers_in(text)
         assert len(workers) == 2
         assert workers <= {str(each.pid) for each in psutil.Process(process.pid).children(recursive=True)}
         assert re.search(r'^tersely_build_info\{version="[^"]+"\} 1\.0$', text, re.MULTILINE)
         assert re.search(r'^tersely_fail_open_total\{reason="read"\} 0\.0$', text, re.MULTILINE)
         assert "_created" not in text
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
 
 
 def test_a_start_that_waits_for_its_database_says_so() -> None:

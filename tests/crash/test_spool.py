@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tersely.embedded_postgres import open_embedded_postgres
-from tests.support.conversations import KINDS, Conversation, compare, hold, script, waits_for_spool
+from tests.support.conversations import KINDS, Conversation, compare, converse, script, waits_for_spool
 from tests.support.processes import Launch, Running, postmaster
 from tests.support.upstreams import Model, scripted
 
@@ -61,10 +61,10 @@ async def test_the_service_is_killed_with_a_spool_and_while_it_replays(
 ) -> None:
     service = start(launch, model)
     made = [Conversation(service.url, kind) for kind in KINDS * 2]
-    await asyncio.gather(*(hold(each, 1) for each in made))
+    await asyncio.gather(*(converse(each, 1) for each in made))
     with open_embedded_postgres(data_dir) as postgres:
         async with locked(postgres.admin_dsn):
-            await asyncio.gather(*(hold(each, 2) for each in made if not each.is_delta))
+            await asyncio.gather(*(converse(each, 2) for each in made if not each.is_delta))
             service.kill()
         size = records(data_dir)
         assert size > 0
@@ -77,7 +77,7 @@ async def test_the_service_is_killed_with_a_spool_and_while_it_replays(
         await waits_for_spool(last.url)
         for each in made:
             each.url = last.url
-        await asyncio.gather(*(hold(each, 1) for each in made))
+        await asyncio.gather(*(converse(each, 1) for each in made))
         compared = await compare(postgres.admin_dsn, made)
     assert compared.is_right, compared
     assert compared.acknowledged >= len(made) + 3 * sum(not each.is_delta for each in made)
@@ -97,7 +97,7 @@ async def test_postgres_is_killed_again_and_again(
         while not stopping:
             conversation = Conversation(service.url, kind)
             made.append(conversation)
-            await hold(conversation, 6)
+            await converse(conversation, 6)
 
     def acknowledged() -> int:
         return sum(len(each.acknowledged) for each in made)

@@ -56,7 +56,7 @@ async def run_talks(
         async def work(http: aiohttp.ClientSession) -> None:
             while found.requests < requests:
                 talk = Talk(service.url, dialect, random.Random(f"{seed}:{dialect}:{next(numbers)}"))
-                await talk.hold(http, REQUESTS_OF_ONE)
+                await talk.converse(http, REQUESTS_OF_ONE)
                 if not talk.faults:
                     await talk.compare(connections)
                 found.requests += talk.requests

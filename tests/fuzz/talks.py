@@ -178,7 +178,7 @@ class Talk:
     def marks(self) -> list[str]:
         return MARK.findall(json.dumps(self.items, ensure_ascii=False))
 
-    async def hold(self, http: aiohttp.ClientSession, requests: int) -> None:
+    async def converse(self, http: aiohttp.ClientSession, requests: int) -> None:
         """So many requests, each answered at random; stop at the first that fails."""
         rng, wire = self.rng, WIRES[self.dialect]
         headers = {"X-Tersely-Strategy": rng.choice(STRATEGIES), "X-Tersely-Epoch": rng.choice(EPOCHS)}

@@ -307,11 +307,11 @@ async def test_sessions_with_the_same_words_and_the_same_replies_stay_two(servic
 
 async def test_beginnings_that_are_under_way_at_once_stay_apart(service: Service) -> None:
     held = [service.upstream.hold("hello") for _ in range(2)]
-    asking = [asyncio.create_task(service.ask(user("hello"))) for _ in range(2)]
+    pending = [asyncio.create_task(service.ask(user("hello"))) for _ in range(2)]
     await service.upstream.wait_for("hello", 2)
     for gate in held:
         gate.set()
-    first, second = await asyncio.gather(*asking)
+    first, second = await asyncio.gather(*pending)
     assert first.session != second.session
 
 
@@ -478,15 +478,15 @@ async def test_of_two_replies_to_one_request_the_later_requests_wins(
     first = await service.ask(user("one"))
     history = [user("one"), reply_of(first), user("two")]
     held = [service.upstream.hold("two") for _ in range(2)]
-    asking = []
+    pending = []
     for number in (1, 2):
-        asking.append(asyncio.create_task(service.ask(*history)))
+        pending.append(asyncio.create_task(service.ask(*history)))
         await service.upstream.wait_for("two", number)
         await asyncio.sleep(0.1)
     for number in (0, 1) if is_first_quicker else (1, 0):
         held[number].set()
-        await asking[number]
-    answers = [task.result() for task in asking]
+        await pending[number]
+    answers = [task.result() for task in pending]
     assert await service.live(first.session) == [
         "one",
         reply_of(first)["content"],

@@ -188,7 +188,7 @@ def _event(data: bytes, got: Got) -> None:
         got.has_ended = True
 
 
-async def hold(conversation: Conversation, turns: int, *, pause: float = 0.0) -> list[Got]:
+async def converse(conversation: Conversation, turns: int, *, pause: float = 0.0) -> list[Got]:
     """So many questions of a conversation, one after the other; what was not answered is asked as a new one."""
     found = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:

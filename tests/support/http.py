@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import httpx
 
 from tests.support.upstreams import MODEL
 
@@ -117,6 +118,12 @@ async def wire(service: Service, **options: Any) -> AsyncIterator[Wire]:
         yield Wire(reader, writer)
     finally:
         writer.transport.abort()
+
+
+def view_of(service: Service, session: str, view: str) -> list[dict[str, Any]]:
+    """A session's messages over REST: as the client or the model sees them, or all."""
+    found = httpx.get(f"{service.url}/api/sessions/{session}/messages", params={"view": view, "limit": 200}).json()
+    return list(found["items"])
 
 
 def request_bytes(body: bytes, *, path: str = "/v1/chat/completions", **headers: str) -> bytes:

@@ -38,6 +38,10 @@ class Model:
         """The requests whose ``user`` is ``key``."""
         return [each for each in list(self.state.received) if (each.request or {}).get("user") == key]
 
+    def bodies(self, key: str) -> list[dict[str, Any]]:
+        """The bodies of these requests."""
+        return [each.request or {} for each in self.requests(key)]
+
     @property
     def last(self) -> Received:
         """The newest request."""

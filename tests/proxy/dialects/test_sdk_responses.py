@@ -10,17 +10,10 @@ import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
 from tests.support.http import post
+from tests.support.responses_talks import MODEL, TOOL
 from tests.support.rows import messages_by_number
 from tests.support.services import FROM_THE_START, Service
 from tests.support.upstreams import Model
-
-MODEL = "gpt-5-mini"
-TOOL: Any = {
-    "type": "function",
-    "name": "add",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    "strict": False,
-}
 
 
 def session(key: str) -> dict[str, str]:

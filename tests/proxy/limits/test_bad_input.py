@@ -334,11 +334,11 @@ async def test_others_are_served_while_a_huge_body_is_read(service: Service):
     wide = body_of(*({"role": "user", "content": "y" * 20} for _ in range(5_000)))
     slowest = 0.0
     for body in (deep, wide):
-        asking = asyncio.create_task(post(service, body))
-        while not asking.done():
+        pending = asyncio.create_task(post(service, body))
+        while not pending.done():
             slowest = max(slowest, (await post(service, b"", method="GET", path="/healthz")).seconds)
             await asyncio.sleep(0.02)
-        assert (await asking).status in (200, 400)
+        assert (await pending).status in (200, 400)
 
     assert slowest < 2.5
 

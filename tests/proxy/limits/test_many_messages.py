@@ -41,12 +41,12 @@ async def test_a_million_are_refused_at_once(service: Service, model: Model, nam
     path, body, element = LISTS[name]
     calls = model.state.calls
     body = body % b",".join([element] * MILLION)
-    asking = asyncio.create_task(post(service, body, path=path))
+    pending = asyncio.create_task(post(service, body, path=path))
     slowest = 0.0
-    while not asking.done():
+    while not pending.done():
         slowest = max(slowest, (await post(service, b"", path="/healthz", method="GET")).seconds)
         await asyncio.sleep(0.01)
-    answer = await asking
+    answer = await pending
 
     assert answer.status == 413, answer.body
     assert b"TERSELY_MAX_MESSAGES" in answer.body

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tersely.service.proxy import exchange_keeping
 from tersely.store.commit import batches, writer
 from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database
-from tests.support.conversations import KINDS, Conversation, compare, hold, script, waits_for_spool
+from tests.support.conversations import KINDS, Conversation, compare, converse, script, waits_for_spool
 from tests.support.http import STORED, post
 from tests.support.loops import eventually
 from tests.support.relay import Relay, relay
@@ -49,6 +49,22 @@ def served(database: Database, model: Model, data_dir: Path, **more: Any) -> Any
     return serve(database, model.url, **{"epoch": FROM_THE_START, **given})
 
 
+@contextmanager
+def slowed(model: Model, seconds: float) -> Iterator[None]:
+    """The model takes that long for each reply."""
+    usual = model.state.script
+
+    async def delayed(received: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return script(received)
+
+    model.state.script = delayed
+    try:
+        yield
+    finally:
+        model.state.script = usual
+
+
 @asynccontextmanager
 async def locked(database: Database, table: str = "messages") -> AsyncIterator[None]:
     """Nobody can read or write the table."""
@@ -64,7 +80,7 @@ async def locked(database: Database, table: str = "messages") -> AsyncIterator[N
 async def start(service: Service, kinds: tuple[str, ...] = KINDS) -> list[Conversation]:
     """A conversation of each kind, with one turn that is stored."""
     made = [Conversation(service.url, kind) for kind in kinds]
-    for got in await asyncio.gather(*(hold(each, 1) for each in made)):
+    for got in await asyncio.gather(*(converse(each, 1) for each in made)):
         assert got[0].has_ended, got
         assert got[0].context in STORED, got
     return made
@@ -81,10 +97,10 @@ async def test_a_locked_table_loses_nothing(database: Database, model: Model, da
     with served(database, model, data_dir) as service:
         made = await start(service)
         async with locked(database):
-            asking = asyncio.gather(*(hold(each, 3) for each in made))
+            pending = asyncio.gather(*(converse(each, 3) for each in made))
             await asyncio.sleep(4 * LIMIT)
-        await asking
-        await asyncio.gather(*(hold(each, 1) for each in made))
+        await pending
+        await asyncio.gather(*(converse(each, 1) for each in made))
         assert all(len(each.acknowledged) >= 2 for each in made)
         assert all(len(each.acknowledged) == 5 for each in made if not each.is_delta)
         await stored_right(service, database, made)
@@ -95,26 +111,17 @@ async def test_calls_that_end_while_the_table_is_locked_are_built_and_stored(
 ) -> None:
     with served(database, model, data_dir) as service:
         made = await start(service, ("chat", "chat stream", "chat delta", "responses named", "anthropic stream") * 4)
-        slow = model.state.script
-
-        async def delayed(received: Any) -> Any:
-            await asyncio.sleep(0.8)
-            return script(received)
-
-        model.state.script = delayed
-        try:
-            asking = asyncio.gather(*(hold(each, 1) for each in made))
+        with slowed(model, 0.8):
+            pending = asyncio.gather(*(converse(each, 1) for each in made))
             await asyncio.sleep(0.4)
             async with locked(database):
-                got = await asking
+                got = await pending
                 assert {each[0].context for each in got} <= STORED
                 assert all(each[0].has_ended for each in got)
                 files = list(data_dir.glob("spool/*/*.spool"))
                 assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600]
                 assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
-        finally:
-            model.state.script = slow
-        assert (await hold(made[2], 1))[0].has_ended
+        assert (await converse(made[2], 1))[0].has_ended
         await stored_right(service, database, made)
 
 
@@ -139,13 +146,13 @@ async def test_a_reply_whose_question_is_still_being_stored_is_stored_too(
         made = await start(service, (kind,))
         model.state.script, slow = delayed, True
         try:
-            (got,) = await hold(made[0], 1)
+            (got,) = await converse(made[0], 1)
         finally:
             model.state.script, slow = usual, False
         assert got.has_ended
         assert got.context in STORED
         await stored_right(service, database, made)
-        assert (await hold(made[0], 1))[0].has_ended
+        assert (await converse(made[0], 1))[0].has_ended
         await stored_right(service, database, made)
 
 
@@ -165,7 +172,7 @@ def replicas(database: Database, model: Model, tmp_path: Path) -> Iterator[tuple
 async def speak(conversation: Conversation, service: Service) -> None:
     """One turn at that service."""
     conversation.url = service.url
-    got = (await hold(conversation, 1))[0]
+    got = (await converse(conversation, 1))[0]
     assert got.has_ended, got
 
 
@@ -175,7 +182,7 @@ async def lose_both(conversation: Conversation, service: Service, way: Relay, da
     """
     async with locked(database, "messages IN SHARE MODE"):
         conversation.url = service.url
-        got = (await hold(conversation, 1))[0]
+        got = (await converse(conversation, 1))[0]
         assert got.has_ended, got
         assert got.context in STORED
         way.cut()
@@ -193,13 +200,13 @@ async def lose(conversation: Conversation, service: Service, way: Relay, model: 
 
     model.state.script = delayed
     try:
-        asking = asyncio.create_task(hold(conversation, 1))
-        while model.state.calls == calls and not asking.done():
+        pending = asyncio.create_task(converse(conversation, 1))
+        while model.state.calls == calls and not pending.done():
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.25)  # its question is stored meanwhile
         way.cut()
         is_cut.set()
-        got = (await asking)[0]
+        got = (await pending)[0]
     finally:
         is_cut.set()
         model.state.script = usual
@@ -223,7 +230,7 @@ async def test_another_replica_takes_the_next_call(
         await lose_both(conversation, one, way, database)
     if lost == "both" and conversation.is_delta:  # the first one could still say that a call waits there
         conversation.url = other.url
-        assert [got.status for got in await hold(conversation, 1)] == [503]
+        assert [got.status for got in await converse(conversation, 1)] == [503]
         way.restore()
         await waits_for_spool(one.url)
     await speak(conversation, other)
@@ -250,13 +257,13 @@ async def test_a_delta_waits_for_the_spool_of_another_machine(
         await lose(conversation, one, way, model)
         other_way.cut()
         conversation.url = other.url
-        assert [got.status for got in await hold(conversation, 1)] == [503]
+        assert [got.status for got in await converse(conversation, 1)] == [503]
         calls = model.state.calls
         async with locked(database, "messages IN SHARE MODE"):
             way.restore()
             other_way.restore()
             for _ in range(3):
-                assert [got.status for got in await hold(conversation, 1)] == [503]
+                assert [got.status for got in await converse(conversation, 1)] == [503]
         assert model.state.calls == calls
         await waits_for_spool(one.url)
         await speak(conversation, other)
@@ -282,7 +289,7 @@ async def test_a_delta_waits_for_a_spool_whose_database_was_never_away(
             await speak(conversation, one)
             conversation.url = other.url
             calls = model.state.calls
-            assert [got.status for got in await hold(conversation, 1)] == [503]
+            assert [got.status for got in await converse(conversation, 1)] == [503]
             assert model.state.calls == calls
         await speak(conversation, other)
         if "delta" in kind:  # a named history is the host's own
@@ -297,10 +304,10 @@ async def test_conversation_started_without_a_database_continues_elsewhere(
     one, way, other = replicas
     way.cut()
     conversation = Conversation(one.url, kind)
-    assert [got.context for got in await hold(conversation, 2)] == ["fail-open"] * 2
+    assert [got.context for got in await converse(conversation, 2)] == ["fail-open"] * 2
     await speak(conversation, other)
     conversation.url = one.url
-    assert (await hold(conversation, 1))[0].context == "fail-open"
+    assert (await converse(conversation, 1))[0].context == "fail-open"
     way.restore()
     await stored_right(one, database, [conversation])
     relayed = await query(one, "SELECT count(*) AS n FROM messages WHERE role = 'assistant' AND chain IS NOT NULL")
@@ -338,7 +345,7 @@ async def test_a_question_that_broke_off_elsewhere_is_left(
     usual = model.state.script
     model.state.script = lambda _: ScriptedReply(status=500, body=b"{}")
     try:
-        assert not (await hold(conversation, 1))[0].has_ended
+        assert not (await converse(conversation, 1))[0].has_ended
     finally:
         model.state.script = usual
     for _ in range(answered):
@@ -368,14 +375,14 @@ async def test_two_replicas_that_store_a_beginning_at_the_same_moment_end_with_o
     ):
         way.cut()
         conversation = Conversation(one.url, kind)
-        assert [got.context for got in await hold(conversation, calls)] == ["fail-open"] * calls
+        assert [got.context for got in await converse(conversation, calls)] == ["fail-open"] * calls
         conversation.url = other.url
         async with locked(database, "messages IN SHARE MODE"):
-            asking = asyncio.create_task(hold(conversation, 1))
+            pending = asyncio.create_task(converse(conversation, 1))
             await asyncio.sleep(0.5)
             way.restore()
             await asyncio.sleep(2.0)
-        assert (await asking)[0].has_ended
+        assert (await pending)[0].has_ended
         await waits_for_spool(one.url)
 
         async def is_right() -> bool:
@@ -397,7 +404,7 @@ async def test_a_conversation_that_went_on_without_the_store_goes_on_elsewhere(
     conversation = Conversation(one.url, kind)
     await speak(conversation, one)
     way.cut()
-    for got in await hold(conversation, calls):
+    for got in await converse(conversation, calls):
         assert (got.context, got.has_ended) == ("fail-open", True)
     await speak(conversation, other)
     await speak(conversation, other)
@@ -463,20 +470,11 @@ async def test_a_call_ends_with_an_error_where_neither_store_nor_spool_takes_it(
     with relay(database) as way, served(database, model, tmp_path, dsn=way.dsn, spool_size=0, epoch=epoch) as service:
         conversation = Conversation(service.url, kind)
         await speak(conversation, service)
-        usual = model.state.script
-
-        async def delayed(received: Any) -> Any:
-            await asyncio.sleep(0.5)
-            return script(received)
-
-        model.state.script = delayed
-        try:
-            asking = asyncio.create_task(hold(conversation, 1))
+        with slowed(model, 0.5):
+            pending = asyncio.create_task(converse(conversation, 1))
             await asyncio.sleep(0.25)
             way.cut()
-            got = (await asking)[0]
-        finally:
-            model.state.script = usual
+            got = (await pending)[0]
         assert not got.has_ended
         assert "error" in got.error
         assert got.status == (200 if "stream" in kind else 503)
@@ -488,8 +486,8 @@ async def test_an_exchange_that_the_database_refuses_is_kept_and_blocks_nothing(
     with relay(database) as way, served(database, model, tmp_path, dsn=way.dsn) as service:
         poison, fine = (Conversation(service.url, "chat") for _ in range(2))
         way.cut()
-        assert (await hold(poison, 1))[0].context == "fail-open"
-        assert (await hold(fine, 1))[0].context == "fail-open"
+        assert (await converse(poison, 1))[0].context == "fail-open"
+        assert (await converse(fine, 1))[0].context == "fail-open"
         refused = f"CHECK (position('{poison.name}'::bytea IN raw) = 0)"
         await query(service, f"ALTER TABLE messages ADD CONSTRAINT refused {refused}")
         way.restore()
@@ -497,7 +495,7 @@ async def test_an_exchange_that_the_database_refuses_is_kept_and_blocks_nothing(
         (kept,) = tmp_path.glob("spool/*/*.refused")
         assert poison.name.encode() in kept.read_bytes()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-        got = (await hold(Conversation(service.url, "chat stream", name=poison.name), 1))[0]
+        got = (await converse(Conversation(service.url, "chat stream", name=poison.name), 1))[0]
         assert not got.has_ended
         assert "database" in got.error
 
@@ -516,7 +514,7 @@ async def test_an_exchange_that_keeps_failing_does_not_hold_up_the_others(
         try:
             async with locked(database):
                 for each in made:
-                    await hold(each, 1)
+                    await converse(each, 1)
                 await holder.execute("BEGIN")
                 await holder.execute("SELECT FROM sessions WHERE id = $1 FOR UPDATE", session["session_id"])
 

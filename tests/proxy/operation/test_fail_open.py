@@ -148,10 +148,10 @@ async def test_database_lost_during_a_reply(store: Database, raw: RawUpstream, k
         else:
             raw.answer(0.5, http_head("application/json"), json.dumps({"choices": [reply]}).encode())
         before = len(raw.requests)
-        asking = asyncio.create_task(post(service, body_of("go", stream=streams), X_Tersely_Session=key))
+        pending = asyncio.create_task(post(service, body_of("go", stream=streams), X_Tersely_Session=key))
         await until(lambda: len(raw.requests) > before)
         getattr(way, how)()
-        answer = await asking
+        answer = await pending
         assert answer.status == 200
         assert b"again" in answer.body
         assert answer.seconds < 0.5 + 2 * LIMIT + 1

@@ -22,7 +22,7 @@ import pytest
 from tersely.store.db.connection import Database as Store
 from tersely.store.db.migrations import migrate
 from tests.conftest import OWNER, TERSELY, Database, Server
-from tests.support.conversations import Conversation, compare, hold, script, waits_for_spool
+from tests.support.conversations import Conversation, compare, converse, script, waits_for_spool
 from tests.support.http import STORED
 from tests.support.services import serve
 from tests.support.upstreams import Model, scripted
@@ -154,18 +154,18 @@ async def test_calls_are_stored_through_it(bouncer: Bouncer, database: Database,
     dsn = bouncer.dsn(database.name)
     with serve(database, model.url, dsn=dsn, data_dir=tmp_path, database_timeout=3.0) as service:
         made = [Conversation(service.url, kind) for kind in ("chat", "chat delta", "anthropic stream", "responses") * 4]
-        for found in await asyncio.gather(*(hold(each, 4) for each in made)):
+        for found in await asyncio.gather(*(converse(each, 4) for each in made)):
             assert {got.context for got in found} <= STORED, found
         compared = await compare(database.admin_dsn, made)
         assert compared.is_right
         assert compared.acknowledged == 64
 
         bouncer.restart()
-        await asyncio.gather(*(hold(each, 2) for each in made))
+        await asyncio.gather(*(converse(each, 2) for each in made))
         await waits_for_spool(service.url)
         assert (await compare(database.admin_dsn, made)).is_right
         again = Conversation(service.url, "chat")
-        assert {got.context for got in await hold(again, 2)} <= STORED
+        assert {got.context for got in await converse(again, 2)} <= STORED
 
 
 async def test_declared_as_keeping_statements_it_is_used_as_it_is(
@@ -177,10 +177,10 @@ async def test_declared_as_keeping_statements_it_is_used_as_it_is(
         database, model.url, dsn=dsn, data_dir=tmp_path, database_timeout=3.0, database_pooler="prepared"
     ) as service:
         made = [Conversation(service.url, kind) for kind in ("chat", "chat delta", "anthropic stream", "responses") * 4]
-        await asyncio.gather(*(hold(each, 3) for each in made))
+        await asyncio.gather(*(converse(each, 3) for each in made))
         await waits_for_spool(service.url)
         again = [Conversation(service.url, "chat") for _ in range(4)]
-        for found in await asyncio.gather(*(hold(each, 3) for each in again)):
+        for found in await asyncio.gather(*(converse(each, 3) for each in again)):
             assert {got.context for got in found} <= STORED, found
         assert (await compare(database.admin_dsn, [*made, *again])).is_right
 
@@ -212,7 +212,7 @@ async def test_two_services_share_its_connections(
         serve(database, model.url, dsn=dsn, data_dir=tmp_path / "b", database_pool=1) as other,
     ):
         made = [Conversation(service.url, "chat") for service in (one, other) * 6]
-        for found in await asyncio.gather(*(hold(each, 4) for each in made)):
+        for found in await asyncio.gather(*(converse(each, 4) for each in made)):
             assert {got.context for got in found} <= STORED, found
         assert (await compare(database.admin_dsn, made)).is_right
 
@@ -290,5 +290,5 @@ async def test_calls_wait_for_a_server_without_a_free_connection(
         finally:
             await admin.close()
         made = [Conversation(service.url, kind) for kind in ("chat", "chat delta", "anthropic stream", "responses") * 4]
-        for found in await asyncio.gather(*(hold(each, 3) for each in made)):
+        for found in await asyncio.gather(*(converse(each, 3) for each in made)):
             assert {got.context for got in found} <= STORED, found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import pytest
 from tersely.dialects.openai_chat.read import read_message
 from tersely.dialects.wire import raw_json
 from tersely.domain.history.chain import canonical
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import run_scripted
 from tests.conftest import Database
 from tests.support.http import Answered
+from tests.support.recorded_clients import RecordedUpstream, end_to_end, read_lines
 from tests.support.rows import StoredMessage, query, stored_messages
 from tests.support.services import Worker, run_worker
 
@@ -54,7 +55,6 @@ MOVED: Mapping[str, int] = {"aider": 4}
 SUBAGENTS: Mapping[str, frozenset[int]] = {"opencode": frozenset({15})}
 
 CLIENT_IDS: Mapping[str, str] = {"opencode": "x-session-id"}
-HOP_HEADERS = frozenset({"host", "content-length", "connection", "accept-encoding", "transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,51 +73,21 @@ class Recorded:
 
 
 def read_recording(directory: Path, client: str) -> list[Recorded]:
-    replies = {each["n"]: each["reply"] for each in _lines(directory / client / "responses.jsonl")}
+    replies = {each["n"]: each["reply"] for each in read_lines(directory / client / "responses.jsonl")}
     return [
         Recorded(
             number=each["n"],
-            headers={name: value for name, value in each["headers"].items() if name.lower() not in HOP_HEADERS},
+            headers=end_to_end(each["headers"]),
             request=each["body"],
             reply=replies[each["n"]],
             is_main=each["note"].endswith("main turn") or each["n"] in SUBAGENTS.get(client, ()),
         )
-        for each in _lines(directory / client / "requests.jsonl")
+        for each in read_lines(directory / client / "requests.jsonl")
         if each["path"].endswith("/chat/completions")
     ]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines():
-        yield json.loads(line)
-
-
-@pytest.fixture
-def recordings(shared_data: Path) -> Path:
-    directory = shared_data / "clients"
-    if not directory.is_dir():
-        pytest.skip(f"no recorded clients at {directory}")
-    return directory
-
-
-class Upstream:
-    """Answers each call with its recorded reply, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.reply: Mapping[str, Any] = {}
-        self.model = ScriptedModel(script=self._answer, keep=1)
-
-    def _answer(self, received: Received) -> ScriptedReply:
-        del received
-        return ScriptedReply(message=self.reply)
-
-    @property
-    def received(self) -> bytes:
-        """The body of the last call."""
-        return self.model.received[-1].body
-
-
-async def replay(worker: Worker, upstream: Upstream, call: Recorded, **headers: str) -> Answered:
+async def replay(worker: Worker, upstream: RecordedUpstream, call: Recorded, **headers: str) -> Answered:
     upstream.reply = call.reply
     more = {name.replace("_", "-"): value for name, value in headers.items()}
     sent = {name: value for name, value in call.headers.items() if name.lower() not in more}
@@ -175,7 +145,7 @@ def expected_session(client: str, number: int) -> int | None:
 
 @pytest.mark.parametrize("client", SESSIONS)
 async def test_every_main_turn_finds_its_session(client: str, recordings: Path, database: Database) -> None:
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     calls = read_recording(recordings, client)
     main = {call.number: call for call in calls if call.is_main}
     assert sorted(main) == sorted(number for turns in SESSIONS[client] for number in turns)
@@ -234,7 +204,7 @@ async def test_a_retry_is_the_same_turn(client: str, recordings: Path, database:
 
     Of a first request that was answered nothing but its words could tell whose it is: that is not tried here.
     """
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     retried = {turns[-1] for turns in SESSIONS[client] if len(turns) > 1}
     async with run_scripted(model=upstream.model) as server, run_worker(database, server.base_url) as worker:
         for call in read_recording(recordings, client):
@@ -251,7 +221,7 @@ async def test_a_retry_is_the_same_turn(client: str, recordings: Path, database:
 
 
 async def test_subagents_of_opencode_are_children_of_their_session(recordings: Path, database: Database) -> None:
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     async with run_scripted(model=upstream.model) as server, run_worker(database, server.base_url) as worker:
         ids = {
             call.number: (await replay(worker, upstream, call)).session
@@ -265,7 +235,7 @@ async def test_subagents_of_opencode_are_children_of_their_session(recordings: P
 @pytest.mark.parametrize("client", SESSIONS)
 async def test_contexts_keep_the_clients_order(client: str, recordings: Path, database: Database) -> None:
     """With everything on, a short conversation goes up whole, in the client's order, compaction or not."""
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     async with (
         run_scripted(model=upstream.model) as server,
         run_worker(database, server.base_url, strategy="slim", instructions="on") as worker,

@@ -6,7 +6,7 @@ The recordings are not part of the project; without them these tests are skipped
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import pytest
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.history.chain import canonical
 from tersely.domain.messages import Dialect
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import run_scripted
 from tests.conftest import Database
+from tests.support.recorded_clients import RecordedUpstream, end_to_end, read_lines
 from tests.support.rows import StoredMessage, query, stored_messages
 from tests.support.services import Worker, run_worker
 
@@ -57,7 +58,6 @@ CHILDREN: Mapping[tuple[str, Dialect], Mapping[int, int]] = {("claude-code", "an
 # On each resume the client says the same result once more in one message, which no provider is bound to bear.
 MENDED: Mapping[str, frozenset[int]] = {"gemini-cli": frozenset({7, 10})}
 PATHS: Mapping[Dialect, str] = {"anthropic": "/v1/messages", "openai_responses": "/v1/responses", "gemini": "/v1beta/"}
-HOP_HEADERS = frozenset({"host", "content-length", "connection", "accept-encoding", "transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,28 +77,23 @@ class Recorded:
 
 
 def read_recording(directory: Path, client: str, dialect: Dialect) -> list[Recorded]:
-    replies = {each["n"]: each["reply"] for each in _lines(directory / client / "responses.jsonl")}
+    replies = {each["n"]: each["reply"] for each in read_lines(directory / client / "responses.jsonl")}
     main = {number for turns in SESSIONS[client, dialect] for number in turns}
     return [
         Recorded(
             number=each["n"],
             target=each["path"] + (f"?{urlencode(each['query'])}" if each.get("query") else ""),
-            headers={name: value for name, value in each["headers"].items() if name.lower() not in HOP_HEADERS},
+            headers=end_to_end(each["headers"]),
             request=each["body"],
             reply=_reply(dialect, replies[each["n"]]),
             is_main=each["n"] in main,
         )
-        for each in _lines(directory / client / "requests.jsonl")
+        for each in read_lines(directory / client / "requests.jsonl")
         if each["path"].startswith(PATHS[dialect])
         and each["method"] == "POST"
         # What a recorded id names no host here has kept: `test_referenced_histories` is about those.
         and not each["body"].get("previous_response_id")
     ]
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines():
-        yield json.loads(line)
 
 
 def _reply(dialect: Dialect, parts: list[Any]) -> dict[str, Any]:
@@ -110,26 +105,6 @@ def _reply(dialect: Dialect, parts: list[Any]) -> dict[str, Any]:
     return {"parts": [part for each in candidates for part in each.get("content", {}).get("parts", ())]}
 
 
-@pytest.fixture
-def recordings(shared_data: Path) -> Path:
-    directory = shared_data / "clients"
-    if not directory.is_dir():
-        pytest.skip(f"no recorded clients at {directory}")
-    return directory
-
-
-class Upstream:
-    """Answers each call with its recorded reply, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.reply: Mapping[str, Any] = {}
-        self.model = ScriptedModel(script=self._answer, keep=1)
-
-    def _answer(self, received: Received) -> ScriptedReply:
-        del received
-        return ScriptedReply(message=self.reply)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """What the client was told of its session."""
@@ -138,7 +113,7 @@ class Answered:
     source: str
 
 
-async def replay(worker: Worker, upstream: Upstream, call: Recorded) -> Answered:
+async def replay(worker: Worker, upstream: RecordedUpstream, call: Recorded) -> Answered:
     upstream.reply = call.reply
     root = worker.base_url
     async with worker.http.post(root + call.target, data=call.body, headers=dict(call.headers)) as response:
@@ -171,7 +146,7 @@ def live(stored: Sequence[StoredMessage]) -> list[bytes]:
 async def test_every_main_turn_finds_its_session(
     client: str, dialect: Dialect, recordings: Path, database: Database
 ) -> None:
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     sessions: dict[int, str] = {}
     last: dict[str, Recorded] = {}
     async with run_scripted(model=upstream.model) as server, serving(database, server.root) as worker:
@@ -205,7 +180,7 @@ async def test_contexts_are_valid_with_everything_on(
     client: str, dialect: Dialect, recordings: Path, database: Database
 ) -> None:
     """The upstream is strict: a context that its provider would refuse is an error here."""
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     async with (
         run_scripted(model=upstream.model) as server,
         serving(
@@ -224,7 +199,7 @@ def serving(database: Database, root: str, **settings: Any) -> Any:
 
 
 async def test_somebody_answers_the_probe(database: Database) -> None:
-    upstream = Upstream()
+    upstream = RecordedUpstream()
     async with (
         run_scripted(model=upstream.model) as server,
         serving(database, server.root) as worker,

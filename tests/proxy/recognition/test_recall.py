@@ -13,16 +13,9 @@ from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.http import post
 from tests.support.relay import relay
+from tests.support.responses_talks import MODEL, TOOL
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, RawUpstream, http_head
-
-MODEL = "gpt-5-mini"
-ADD: Any = {
-    "type": "function",
-    "name": "add",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    "strict": False,
-}
 
 
 @pytest.fixture(scope="module", params=["slim", "window"])
@@ -74,7 +67,7 @@ def test_stored_response_equals_the_delivered_one(
     client: openai.OpenAI, model: Model, key: str, output: Any, streams: bool, own: str | None
 ) -> None:
     model.script(key, *output(key))
-    request: Any = {"model": MODEL, "input": f"add {key}", "tools": [ADD], "user": key}
+    request: Any = {"model": MODEL, "input": f"add {key}", "tools": [TOOL], "user": key}
     if own:
         request["instructions"] = own
     if streams:

@@ -18,7 +18,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy.tool_calls import ToolCalls
 from tests.conftest import Database
 from tests.support.chat_messages import user
-from tests.support.http import body_of, post, request_bytes, wire
+from tests.support.http import body_of, post, request_bytes, view_of, wire
 from tests.support.loops import eventually, until
 from tests.support.relay import relay
 from tests.support.services import FROM_THE_START, Service, serve
@@ -65,19 +65,9 @@ def echo(seen: dict[str, Any]) -> dict[str, Any]:
     return {"content": None} | {name: seen[name] for name in ("role", "content", "tool_calls") if name in seen}
 
 
-def requested(model: Model, key: str) -> list[dict[str, Any]]:
-    """The requests that reached the model."""
-    return [each.request or {} for each in model.requests(key)]
-
-
 def sent(model: Model, key: str, number: int) -> list[dict[str, Any]]:
     """The messages of one of them."""
-    return list(requested(model, key)[number]["messages"])
-
-
-def stored(service: Service, session: str, view: str) -> list[dict[str, Any]]:
-    found = httpx.get(f"{service.url}/api/sessions/{session}/messages", params={"view": view, "limit": 200}).json()
-    return list(found["items"])
+    return list(model.bodies(key)[number]["messages"])
 
 
 PAD = ("c1", "manage_scratchpad", {"action": "update", "content": "remember the milk"})
@@ -119,7 +109,7 @@ def test_own_tool_call_is_answered_within_one_reply(client: openai.OpenAI, model
     assert seen["usage"]["prompt_tokens"] == 20
     assert seen["usage"]["total_tokens"] == 30
 
-    second = requested(model, key)[1]
+    second = model.bodies(key)[1]
     assert second["messages"][1:] == [
         {
             "role": "assistant",
@@ -135,7 +125,7 @@ def test_own_tool_call_is_answered_within_one_reply(client: openai.OpenAI, model
     model.script(key, saying("Milk."))
     echo = {"role": "assistant", "content": seen["content"]}
     ask(client, streams, model=MODEL, messages=[*first, echo, {"role": "user", "content": "what?"}], user=key)
-    third = requested(model, key)[2]
+    third = model.bodies(key)[2]
     assert third["messages"][:3] == second["messages"]
     assert third["messages"][3] == {"role": "assistant", "content": "Noted."}
     assert third["tools"] == second["tools"]
@@ -155,7 +145,7 @@ def test_of_a_mixed_reply_the_client_sees_its_own_calls(client: openai.OpenAI, m
     echo.setdefault("content", None)
     history = [*first, echo, {"role": "tool", "tool_call_id": "c2", "content": "2"}]
     assert ask(client, streams, model=MODEL, messages=history, user=key, tools=[THEIRS])["content"] == "Both done."
-    sent = requested(model, key)[1]["messages"]
+    sent = model.bodies(key)[1]["messages"]
     assert [call["id"] for call in sent[1]["tool_calls"]] == ["c1", "c2", "c3"]
     assert [message.get("tool_call_id") for message in sent[2:]] == ["c1", "c3", "c2"]
 
@@ -180,7 +170,7 @@ async def test_of_a_mixed_reply_queries_and_people_see_all_calls(offering: Servi
     text = httpx.post(f"{path}/commands", json={"text": "/message show t1"}).json()["text"]
     assert text.index("[call c1] manage_scratchpad") < text.index("[call c2] add") < text.index("[result of c1]")
     for view, expected in (("client", ["c2"]), ("model", ["c1", "c2"])):
-        reply = next(each for each in stored(offering, key, view) if each["role"] == "assistant")
+        reply = next(each for each in view_of(offering, key, view) if each["role"] == "assistant")
         assert [each["id"] for each in reply["raw"]["tool_calls"]] == expected
 
 
@@ -217,7 +207,7 @@ def test_a_tool_of_the_clients_keeps_its_name(client: openai.OpenAI, model: Mode
     model.script(key, calling(PAD))
     seen = ask(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key, tools=[own])
     assert [call["function"]["name"] for call in seen["tool_calls"]] == ["manage_scratchpad"]
-    names = [each["function"]["name"] for each in requested(model, key)[0]["tools"]]
+    names = [each["function"]["name"] for each in model.bodies(key)[0]["tools"]]
     assert names.count("manage_scratchpad") == 1
     assert "query_db" in names
 
@@ -234,12 +224,12 @@ def test_own_tools_are_offered_for_any_tool_choice_but_not_for_several_replies(
     request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     for choice in ("auto", "none", {"type": "function", "function": {"name": "add"}}):
         client.chat.completions.create(**(request | {"tool_choice": choice}))
-    first, *others = [each["tools"] for each in requested(model, key)]
+    first, *others = [each["tools"] for each in model.bodies(key)]
     assert first[0] == THEIRS
     assert len(first) == 5
     assert all(tools == first for tools in others)
     client.chat.completions.create(**request, n=2)
-    assert requested(model, key)[-1]["tools"] == [THEIRS]
+    assert model.bodies(key)[-1]["tools"] == [THEIRS]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -249,7 +239,7 @@ def test_after_eight_rounds_the_model_has_to_answer(client: openai.OpenAI, model
     assert seen["content"] == "\n\n".join(f"r{number}" for number in range(9))
     assert seen["finish"] == "stop"
     assert "tool_calls" not in seen
-    requests = requested(model, key)
+    requests = model.bodies(key)
     assert len(requests) == 9
     assert [each.get("tool_choice") for each in requests] == [None] * 8 + ["none"]
 
@@ -262,7 +252,7 @@ def test_required_tool_choice_drops_own_tools_in_the_last_round(
     request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     seen = ask(client, streams, **request, tool_choice="required")
     assert [call["id"] for call in seen["tool_calls"]] == ["t"]
-    last = requested(model, key)[-1]
+    last = model.bodies(key)[-1]
     assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
 
 
@@ -287,10 +277,10 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
     with pytest.raises(openai.RateLimitError, match="slow down"):
         client.chat.completions.create(**request, extra_headers={"X-Tersely-Session": key})
-    assert [each["role"] for each in stored(offering, key, "all")] == ["user"]
+    assert [each["role"] for each in view_of(offering, key, "all")] == ["user"]
     model.script(key, calling(PAD), saying("Done."))
     assert ask(client, False, **request, extra_headers={"X-Tersely-Session": key})["content"] == "Done."
-    assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
+    assert [each["role"] for each in view_of(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
@@ -307,7 +297,7 @@ def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
     except openai.APIError as error:
         received += f" / {error.message}"
     assert received == "one moment / broken"
-    kept = stored(offering, key, "all")
+    kept = view_of(offering, key, "all")
     assert [(each["role"], each["raw"].get("content")) for each in kept] == [
         ("user", f"go {key}"),
         ("assistant", "one moment"),
@@ -326,7 +316,7 @@ def test_a_later_round_that_overflows_is_tried_with_less(client: openai.OpenAI, 
         history.append({"role": "assistant", "content": answer["content"]})
     model.script(key, calling(PAD), ScriptedReply(status=400, body=body), saying("Less."))
     assert ask(client, streams, model=MODEL, messages=[*history, user("and now")], user=key)["content"] == "Less."
-    *_, second, third = [each["messages"] for each in requested(model, key)]
+    *_, second, third = [each["messages"] for each in model.bodies(key)]
     assert len(third) < len(second)
     assert third[-2:] == second[-2:]
 
@@ -366,10 +356,10 @@ async def test_the_database_goes_away_in_the_middle(store: Database, model: Mode
         assert (await post(running, body_of(f"hello {key}"))).status == 200
         model.script(key, calling(PAD, first_delay=0.5), saying("Without it, then."))
         body = body_of(f"go {key}", user=key)
-        asking = asyncio.create_task(post(running, body, X_Tersely_Session=key))
+        pending = asyncio.create_task(post(running, body, X_Tersely_Session=key))
         await until(lambda: len(model.requests(key)) == 1)
         way.cut()
-        answer = await asking
+        answer = await pending
         assert answer.json["choices"][0]["message"]["content"] == "Without it, then."
         assert "not available" in sent(model, key, 1)[-1]["content"]
 
@@ -387,9 +377,9 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
     seen = ask(client, streams, **request, messages=[user("go")])
     assert seen["content"] == "First."
 
-    assert [each["seq"] for each in stored(offering, key, "client")] == [1, 4]
-    assert [each["seq"] for each in stored(offering, key, "model")] == [1, 2, 3, 4, 5]
-    hidden = {each["seq"]: not each["client_visible"] for each in stored(offering, key, "all")}
+    assert [each["seq"] for each in view_of(offering, key, "client")] == [1, 4]
+    assert [each["seq"] for each in view_of(offering, key, "model")] == [1, 2, 3, 4, 5]
+    hidden = {each["seq"]: not each["client_visible"] for each in view_of(offering, key, "all")}
     assert hidden == {1: False, 2: True, 3: True, 4: False, 5: True}
 
     history = [user("go"), echo(seen), {"role": "tool", "tool_call_id": "t", "content": "2"}]
@@ -426,7 +416,7 @@ def test_a_body_sent_again_does_not_run_its_turn_into_the_history_twice(
     assert ask(client, streams, **request)["content"] == "First."
     again = {**request, "extra_headers": {**request["extra_headers"], "x-stainless-retry-count": "1"}}
     assert ask(client, streams, **again)["content"] == "Second."
-    live = stored(offering, key, "model")
+    live = view_of(offering, key, "model")
     assert [each["role"] for each in live] == ["user", "assistant", "tool", "assistant"]
     assert live[-1]["raw"]["content"] == "Second."
     assert sent(model, key, 2) == [user(f"go {key}")]
@@ -438,7 +428,7 @@ def test_a_body_sent_again_does_not_run_its_turn_into_the_history_twice(
     shown = sent(model, key, 4)[-5:]  # behind the scratchpad
     assert [each["role"] for each in shown] == ["user", "assistant", "tool", "assistant", "user"]
     assert shown[3]["content"] == "First."
-    assert [each["role"] for each in stored(offering, key, "model")][:4] == ["user", "assistant", "tool", "assistant"]
+    assert [each["role"] for each in view_of(offering, key, "model")][:4] == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_two_at_once_leave_one_turn(offering: Service, model: Model, key: str):
@@ -446,12 +436,12 @@ async def test_two_at_once_leave_one_turn(offering: Service, model: Model, key: 
     body = body_of("go", user=key)
     answers = await asyncio.gather(*(post(offering, body, X_Tersely_Session=key) for _ in range(2)))
     assert [each.json["choices"][0]["message"]["content"] for each in answers] == ["One.", "One."]
-    live = stored(offering, key, "model")
+    live = view_of(offering, key, "model")
     assert [each["role"] for each in live if each["role"] != "user"] in (
         ["assistant", "tool", "assistant"],
         ["assistant", "tool", "assistant"] * 2,
     )
-    seqs = [each["seq"] for each in stored(offering, key, "all")]
+    seqs = [each["seq"] for each in view_of(offering, key, "all")]
     assert sorted(seqs) == list(range(1, len(seqs) + 1))
 
 
@@ -464,10 +454,10 @@ async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service,
         await there.until(b": keep-alive")
 
     async def is_kept() -> bool:
-        return [each["role"] for each in stored(offering, key, "all")] == ["user", "assistant"]
+        return [each["role"] for each in view_of(offering, key, "all")] == ["user", "assistant"]
 
     await eventually(is_kept)
-    kept = stored(offering, key, "all")[1]
+    kept = view_of(offering, key, "all")[1]
     assert kept["raw"]["content"] == "Wait."
     assert kept["finish"] == "client_left"
 
@@ -488,7 +478,7 @@ def test_slim_offers_search_once_messages_are_omitted(service: Service, model: M
         history.append(user(f"question {number} {key} " + "word " * 200))
         model.script(key, saying(f"answer {number}"))
         history.append({"role": "assistant", "content": ask(client, False, **request, messages=history)["content"]})
-        offered.append("tools" in requested(model, key)[-1])
+        offered.append("tools" in model.bodies(key)[-1])
     assert offered == sorted(offered)
     assert offered[0] is False
     assert offered[-1] is True
@@ -502,7 +492,7 @@ def test_tools_can_be_switched_off(store: Database, model: Model, key: str):
     with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, tools="off") as running:
         client = openai.OpenAI(base_url=running.base_url, api_key="sk", max_retries=0)
         ask(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
-    assert "tools" not in requested(model, key)[0]
+    assert "tools" not in model.bodies(key)[0]
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -580,7 +570,7 @@ def test_anthropics_client_sees_one_message_too(offering: Service, model: Model,
         assert not any("cache_control" in block for block in before)
         assert ["cache_control" in tool for tool in each["tools"]] == [False] * (len(each["tools"]) - 1) + [True]
         assert before[:1] in ([], [{"type": "text", "text": "go"}])
-    assert [each["role"] for each in stored(offering, key, "client")] == ["user", "assistant", "tool", "assistant"]
+    assert [each["role"] for each in view_of(offering, key, "client")] == ["user", "assistant", "tool", "assistant"]
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -16,18 +16,12 @@ from openai.types.responses import Response
 from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.chat_messages import user
-from tests.support.http import post, request_bytes, wire
+from tests.support.http import post, request_bytes, view_of, wire
 from tests.support.loops import eventually
+from tests.support.responses_talks import MODEL, TOOL
 from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model
 
-MODEL = "gpt-5-mini"
-THEIRS: Any = {
-    "type": "function",
-    "name": "add",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    "strict": False,
-}
 PAD = ("manage_scratchpad", {"action": "update", "content": "remember the milk"})
 OURS = {"query_db", "manage_scratchpad", "save_memo", "retrieve_memos"}
 USAGE = {
@@ -122,19 +116,9 @@ def kinds(items: list[Any]) -> list[str]:
     return [str(item.get("type", "message")) for item in items]
 
 
-def requested(model: Model, key: str) -> list[dict[str, Any]]:
-    """The requests that reached the model."""
-    return [each.request or {} for each in model.requests(key)]
-
-
 def sent(model: Model, key: str, number: int) -> list[dict[str, Any]]:
     """The items of one of them."""
-    return list(requested(model, key)[number]["input"])
-
-
-def stored(service: Service, session: str, view: str) -> list[dict[str, Any]]:
-    found = httpx.get(f"{service.url}/api/sessions/{session}/messages", params={"view": view, "limit": 200}).json()
-    return list(found["items"])
+    return list(model.bodies(key)[number]["input"])
 
 
 # One reply
@@ -150,7 +134,7 @@ def test_own_tool_call_is_answered_within_one_response(
         reply_of(thought("2"), noting("c2"), usage=USAGE),
         reply_of(thought("3"), words("3", "Noted."), usage=USAGE),
     )
-    request: dict[str, Any] = {"user": key, "tools": [THEIRS], "instructions": "Be kind.", "tool_choice": "auto"}
+    request: dict[str, Any] = {"user": key, "tools": [TOOL], "instructions": "Be kind.", "tool_choice": "auto"}
     first = [user(f"note this {key}")]
     seen = ask(client, streams, input=first, **request)
     assert [item.id for item in seen.output] == ["rs_1", "msg_1", "rs_3", "msg_3"]
@@ -165,14 +149,14 @@ def test_own_tool_call_is_answered_within_one_response(
     assert kinds(third) == ["message", *ones, "reasoning", "function_call", "function_call_output"]
     assert [item["encrypted_content"] for item in third if item.get("type") == "reasoning"] == ["secret 1", "secret 2"]
     assert third[4]["output"].startswith("Saved.")
-    assert [requested(model, key)[n]["tools"] for n in (1, 2)] == [requested(model, key)[0]["tools"]] * 2
+    assert [model.bodies(key)[n]["tools"] for n in (1, 2)] == [model.bodies(key)[0]["tools"]] * 2
 
     model.script(key, reply_of(words("4", "Milk.")))
     ask(client, streams, input=[*first, *echo(seen), user("what?")], **request)
     fourth = sent(model, key, 3)
     assert fourth[: len(third)] == third
     assert [item.get("id") for item in fourth[len(third) :]] == ["rs_3", "msg_3", None]
-    assert requested(model, key)[3]["tools"] == requested(model, key)[0]["tools"]
+    assert model.bodies(key)[3]["tools"] == model.bodies(key)[0]["tools"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -180,7 +164,7 @@ def test_of_a_mixed_reply_the_client_sees_its_own_calls(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
     model.script(key, reply_of(thought("1"), noting("c1"), called("c2", "add", {"a": 1}), called("c3", "query_db", {})))
-    request: dict[str, Any] = {"user": key, "tools": [THEIRS]}
+    request: dict[str, Any] = {"user": key, "tools": [TOOL]}
     first = [user(f"do both {key}")]
     seen = ask(client, streams, input=first, **request)
     assert [item.id for item in seen.output] == ["rs_1", "fc_c2"]
@@ -198,15 +182,15 @@ def test_turns_with_calls_of_both_kinds_hang_together(
     client: openai.OpenAI, model: Model, offering: Service, store: Database, key: str, streams: bool
 ) -> None:
     headers = {"X-Tersely-Session": key}
-    request: dict[str, Any] = {"user": key, "tools": [THEIRS], "extra_headers": headers}
+    request: dict[str, Any] = {"user": key, "tools": [TOOL], "extra_headers": headers}
     model.script(
         key, reply_of(words("1", "First."), noting("c1")), reply_of(thought("2"), noting("c2"), called("t", "add", {}))
     )
     history = [user("go")]
     seen = ask(client, streams, input=history, **request)
     assert [item.id for item in seen.output] == ["msg_1", "rs_2", "fc_t"]
-    assert [each["seq"] for each in stored(offering, key, "client")] == [1, 4]
-    assert [each["seq"] for each in stored(offering, key, "model")] == [1, 2, 3, 4, 5]
+    assert [each["seq"] for each in view_of(offering, key, "client")] == [1, 4]
+    assert [each["seq"] for each in view_of(offering, key, "model")] == [1, 2, 3, 4, 5]
 
     history += [*echo(seen), answer("t", "2")]
     model.script(key, reply_of(noting("c3")), reply_of(words("4", "Two.")))
@@ -234,7 +218,7 @@ def test_turns_with_calls_of_both_kinds_hang_together(
     whole = sent(model, key, -1)
     assert [item["call_id"] for item in whole if item.get("type") == "function_call"][-2:] == ["m0", "m1"]
     assert whole[: len(items)] == items
-    assert {each["status"] for each in stored(offering, key, "all")} == {"live"}
+    assert {each["status"] for each in view_of(offering, key, "all")} == {"live"}
 
 
 async def test_asynchronous_stream_delivers_text_at_once(offering: Service, model: Model, key: str) -> None:
@@ -264,10 +248,10 @@ def test_the_clients_items_can_be_sent_to_the_provider_unchanged(
         reply_of(thought("3"), noting("c3"), thought("3b"), called("t", "add", {}), noting("c4")),
     )
     history = [user(f"go {key}")]
-    seen = ask(client, streams, input=history, user=key, tools=[THEIRS])
+    seen = ask(client, streams, input=history, user=key, tools=[TOOL])
     assert [item.id for item in seen.output] == ["rs_2", "msg_2", "rs_3b", "fc_t"]
     history += [*echo(seen), answer("t", "1")]
-    ask(client, streams, input=history, user=key, tools=[THEIRS], extra_headers={"X-Tersely-Bypass": "true"})
+    ask(client, streams, input=history, user=key, tools=[TOOL], extra_headers={"X-Tersely-Bypass": "true"})
     assert sent(model, key, -1) == history
 
 
@@ -277,7 +261,7 @@ def test_items_before_the_rounds_stay_before_them(client: openai.OpenAI, model: 
     model.script(key, reply_of(words("1", "So."), noting("c1")), reply_of(noting("c2")), reply_of(words("3", "There.")))
     seen = ask(client, False, input=history, user=key)
     ask(client, False, input=[*history, *echo(seen), user("on")], user=key)
-    *_, last, following = [each["input"] for each in requested(model, key)]
+    *_, last, following = [each["input"] for each in model.bodies(key)]
     assert last[:2] == history
     assert following[: len(last)] == last
 
@@ -358,7 +342,7 @@ def test_session_switching_to_chat_completions_keeps_only_text(client: openai.Op
     model.script(key, ScriptedReply(message={"role": "assistant", "content": "Milk."}))
     history: list[Any] = [user("go"), {"role": "assistant", "content": "Noting.\nNoted."}, user("what?")]
     client.chat.completions.create(model=MODEL, messages=history, user=key, extra_headers=headers)
-    messages = requested(model, key)[-1]["messages"]
+    messages = model.bodies(key)[-1]["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert "tool_calls" not in messages[1]
     assert "Noted." in messages[1]["content"]
@@ -383,7 +367,7 @@ def test_a_body_sent_again_has_another_reply_and_the_first_can_come_back(
     again = ask(client, streams, **request, extra_headers={**headers, "x-stainless-retry-count": "1"})
     assert [item.id for item in again.output] == ["msg_d"]
     assert sent(model, key, 2) == [user(f"go {key}")]
-    assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
+    assert [each["role"] for each in view_of(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
     model.script(key, reply_of(words("e", "Third.")))
     ask(client, streams, input=[*request["input"], *echo(first), user("more")], user=key)
@@ -400,8 +384,8 @@ def test_slim_offers_search_once_messages_are_omitted(service: Service, model: M
         history.append(user(f"question {number} {key} " + "word " * 200))
         model.script(key, reply_of(words(f"h{number}", f"answer {number}<terse>told {number}</terse>")))
         history += echo(ask(client, True, input=history, **request))
-    assert "tools" not in requested(model, key)[0]
-    assert [tool["name"] for tool in requested(model, key)[-1]["tools"]] == ["context_search"]
+    assert "tools" not in model.bodies(key)[0]
+    assert [tool["name"] for tool in model.bodies(key)[-1]["tools"]] == ["context_search"]
     search = called("s", "context_search", {"mode": "search", "query": "question 0"})
     late = reply_of(words("z", "There.<terse>found</terse>"), chunk_chars=3, crlf=True)
     model.script(key, reply_of(words("y", "A moment.<terse>looked</terse>"), search, chunk_chars=3, crlf=True), late)
@@ -414,7 +398,7 @@ def test_slim_offers_search_once_messages_are_omitted(service: Service, model: M
 def test_client_that_continues_by_id_keeps_the_whole_history(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
-    request: dict[str, Any] = {"user": key, "tools": [THEIRS]}
+    request: dict[str, Any] = {"user": key, "tools": [TOOL]}
     model.script(
         key, reply_of(words("1", "First."), noting("c1")), reply_of(thought("2"), noting("c2"), called("t", "add", {}))
     )
@@ -425,7 +409,7 @@ def test_client_that_continues_by_id_keeps_the_whole_history(
     model.script(key, reply_of(words("5", "Yes.")))
     seen = ask(client, streams, input="sure?", previous_response_id=seen.id, **request)
     assert seen.output_text == "Yes."
-    *_, before, whole = requested(model, key)
+    *_, before, whole = model.bodies(key)
     assert "previous_response_id" not in whole
     assert [item["call_id"] for item in whole["input"] if item.get("type") == "function_call"] == [
         "c1",
@@ -439,7 +423,7 @@ def test_client_that_continues_by_id_keeps_the_whole_history(
 @pytest.mark.parametrize("streams", [False, True])
 def test_host_side_history_continues_over_rounds(client: openai.OpenAI, model: Model, key: str, streams: bool) -> None:
     conversation = f"conv_{key}"
-    request: dict[str, Any] = {"user": key, "tools": [THEIRS], "conversation": conversation}
+    request: dict[str, Any] = {"user": key, "tools": [TOOL], "conversation": conversation}
     for number in range(3):
         model.script(
             key, reply_of(words(f"a{number}", "So."), noting(f"c{number}")), reply_of(words(f"b{number}", "There."))
@@ -510,21 +494,21 @@ def test_a_tool_of_the_clients_keeps_its_name(
     if streams:
         whole = next(event for event in whole if event.type == "response.completed").response
     assert [item.call_id for item in whole.output] == ["c1"]
-    offered = [each["name"] for each in requested(model, key)[0]["tools"]]
+    offered = [each["name"] for each in model.bodies(key)[0]["tools"]]
     assert offered[-3:] == ["query_db", "save_memo", "retrieve_memos"]
     assert len(model.requests(key)) == 1
 
 
 def test_own_tools_are_offered_for_any_tool_choice(client: openai.OpenAI, model: Model, key: str) -> None:
-    request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
+    request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "tools": [TOOL]}
     one = {"type": "function", "name": "add"}
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [one]}
     for choice in ("auto", "none", one, allowed, allowed | {"mode": "auto"}):
         seen = client.responses.create(**(request | {"tool_choice": choice}))
         assert seen.to_dict()["tool_choice"] == choice
     client.responses.create(**request, parallel_tool_calls=False)
-    first, *others = [each["tools"] for each in requested(model, key)]
-    assert first[0] == THEIRS
+    first, *others = [each["tools"] for each in model.bodies(key)]
+    assert first[0] == TOOL
     assert {each["name"] for each in first[1:]} == OURS
     assert all(tools == first for tools in others)
 
@@ -544,14 +528,14 @@ def test_no_tools_are_offered_where_rounds_would_be_visible(
 ) -> None:
     request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, **more}
     client.responses.create(**request)
-    assert "tools" not in requested(model, key)[0]
+    assert "tools" not in model.bodies(key)[0]
 
 
 def test_a_plain_format_is_no_structured_one(client: openai.OpenAI, model: Model, key: str) -> None:
     text = {"format": {"type": "text"}, "verbosity": "low"}
     request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "text": text}
     client.responses.create(**request)
-    assert len(requested(model, key)[0]["tools"]) == len(OURS)
+    assert len(model.bodies(key)[0]["tools"]) == len(OURS)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -563,7 +547,7 @@ def test_after_eight_rounds_the_model_has_to_answer(
     assert seen.output_text == "".join(f"r{number}" for number in range(9))
     assert {item.type for item in seen.output} == {"reasoning", "message"}
     assert seen.tool_choice == "auto"
-    requests = requested(model, key)
+    requests = model.bodies(key)
     assert [each.get("tool_choice") for each in requests] == [None] * 8 + ["none"]
 
 
@@ -572,10 +556,10 @@ def test_required_tool_choice_drops_own_tools_in_the_last_round(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
     model.script(key, *[reply_of(noting(f"c{n}")) for n in range(8)], reply_of(called("t", "add", {"a": 1})))
-    seen = ask(client, streams, input=[user(f"go {key}")], user=key, tools=[THEIRS], tool_choice="required")
+    seen = ask(client, streams, input=[user(f"go {key}")], user=key, tools=[TOOL], tool_choice="required")
     assert [item.id for item in seen.output] == ["fc_t"]
-    last = requested(model, key)[-1]
-    assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
+    last = model.bodies(key)[-1]
+    assert (last["tool_choice"], last["tools"]) == ("required", [TOOL])
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -623,10 +607,10 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     else:
         with pytest.raises(openai.RateLimitError, match="slow down"):
             client.responses.create(**request)
-    assert [each["role"] for each in stored(offering, key, "all")] == ["user"]
+    assert [each["role"] for each in view_of(offering, key, "all")] == ["user"]
     model.script(key, reply_of(noting("c2")), reply_of(words("2", "Done.")))
     assert client.responses.create(**request).output_text == "Done."
-    assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
+    assert [each["role"] for each in view_of(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
 
 @pytest.mark.parametrize("how", ["status", "odd", "event", "disconnect"])
@@ -652,9 +636,9 @@ def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
     assert is_failed
     assert {"status": "broken", "odd": "the upstream refused"}.get(how, error_text) == error_text
     assert text.startswith("one moment")
-    kept = stored(offering, key, "all")
+    kept = view_of(offering, key, "all")
     assert [each["role"] for each in kept][:2] == ["user", "assistant"]
-    assert "manage_scratchpad" not in json.dumps(stored(offering, key, "client"))
+    assert "manage_scratchpad" not in json.dumps(view_of(offering, key, "client"))
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -672,7 +656,7 @@ def test_a_later_round_that_overflows_is_tried_with_less(
         key, reply_of(thought("1"), noting("c1")), ScriptedReply(status=400, body=body), reply_of(words("2", "Less."))
     )
     assert ask(client, streams, input=[*history, user("and now")], user=key).output_text == "Less."
-    *_, second, third = [each["input"] for each in requested(model, key)]
+    *_, second, third = [each["input"] for each in model.bodies(key)]
     assert len(third) < len(second)
     assert third[-3:] == second[-3:]
     assert kinds(third)[-3:] == ["reasoning", "function_call", "function_call_output"]
@@ -689,10 +673,10 @@ async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service,
         await there.until(b": keep-alive")
 
     async def is_kept() -> bool:
-        return [each["role"] for each in stored(offering, key, "all")] == ["user", "assistant"]
+        return [each["role"] for each in view_of(offering, key, "all")] == ["user", "assistant"]
 
     await eventually(is_kept)
-    kept = stored(offering, key, "all")[1]
+    kept = view_of(offering, key, "all")[1]
     assert [item["id"] for item in kept["raw"]["output"]] == ["rs_1", "msg_1"]
     assert kept["finish"] == "client_left"
     model.script(key, reply_of(words("3", "Back.")))
