@@ -28,7 +28,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = ROOT / "bench" / "epochs.json"
 RESULTS = ROOT / "bench" / "replay.json"
-MARKS = ROOT / "bench" / "marks.json"
+WATERMARKS = ROOT / "bench" / "watermarks.json"
 PICTURES = ROOT / "docs" / "pictures"
 README = ROOT / "README.md"
 REPLAY_PAGE = ROOT / "docs" / "replay.md"
@@ -279,7 +279,7 @@ def mark_curves(rows: Sequence[dict[str, Any]], file: str) -> dict[tuple[float, 
     return {prices: [best[low] for low in sorted(best)] for prices, best in curves.items()}
 
 
-def draw_marks(rows: Sequence[dict[str, Any]]) -> str:
+def draw_watermarks(rows: Sequence[dict[str, Any]]) -> str:
     """Draw price against ready edits by watermarks, for each file, one curve for each pair of cache prices."""
     parts = [text(20, 24, "Price and ready edits by the low watermark", kind="bold")]
     said = []
@@ -326,7 +326,7 @@ def draw_marks(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def marks_table(rows: Sequence[dict[str, Any]]) -> str:
+def watermark_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of watermarks: for each pair of cache prices and low mark, the cheapest high one of all files
     together.
     """
@@ -452,8 +452,8 @@ def documents() -> dict[Path, str]:
     """Return every generated file with its content."""
     measured, results = json.loads(EPOCHS.read_text()), json.loads(RESULTS.read_text())
     page = REPLAY_PAGE.read_text(encoding="utf-8")
-    marks = json.loads(MARKS.read_text())
-    page = fill(page, "marks", marks_table(marks))
+    marks = json.loads(WATERMARKS.read_text())
+    page = fill(page, "marks", watermark_table(marks))
     page = fill(page, "auto", summary_table(results, "auto"))
     page = fill(page, "slim", slim_table(results))
     page = fill(page, "every_request", summary_table(results, "every_request"))
@@ -463,7 +463,7 @@ def documents() -> dict[Path, str]:
         PICTURES / "layers.svg": draw_layers(),
         PICTURES / "epochs.svg": draw_epochs(measured),
         PICTURES / "savings.svg": draw_savings(results),
-        PICTURES / "marks.svg": draw_marks(marks),
+        PICTURES / "watermarks.svg": draw_watermarks(marks),
         REPLAY_PAGE: page,
         README: fill(README.read_text(encoding="utf-8"), "slim", slim_table(results)),
     }

@@ -15,7 +15,7 @@ from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.limits.tenants import Tenants
 from tersely.service.memos.memos import Memos
-from tersely.service.money.model_marks import policy_for_model
+from tersely.service.money.model_watermarks import policy_for_model
 from tersely.service.money.prices import Prices
 from tersely.service.money.savings import Savings
 from tersely.service.search.queries import Queries

@@ -155,8 +155,8 @@ def parse_policy(
     """``"auto"``, ``"every_request"``, ``{"high": 32000, "low": 12000}``, ``{"model": "gpt-4o"}`` or ``{"stride": 8}``,
     or such as JSON text.
 
-    ``policy_for_model`` returns the marks and prices for the name in ``model``; other members override them. Raises
-    `InvalidRequest`, which names the invalid member, its value and the allowed range.
+    ``policy_for_model`` returns the watermarks and prices for the name in ``model``; other members override them.
+    Raises `InvalidRequest`, which names the invalid member, its value and the allowed range.
     """
     if isinstance(value, str):
         value = _read_policy_text(value, field)
@@ -406,7 +406,7 @@ def _remaining_calls(snapshot: Snapshot, watermarks: Watermarks, sums: TokenSums
 def _for_model(
     value: Mapping[str, object], policy_for_model: Callable[[str], Auto] | None, field: str
 ) -> dict[str, object]:
-    """Return ``value`` with the marks and prices of the model instead of its name."""
+    """Return ``value`` with the watermarks and prices of the model instead of its name."""
     model = value["model"]
     if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL:
         raise InvalidRequest(f"{field}.model must be a model's name, not {str(model)[:40]!r}", field=field)

@@ -7,7 +7,7 @@ The least expected price per call lies where both are in balance:
     price = read * (fixed + (high + low) / 2) + write * growth + (write - read) * low * growth / (high - low)
 
 The low watermark is a bound, not a choice: the lower it is, the cheaper every call, and the more often a text or a name
-that the model needs is gone (bench/marks.json).
+that the model needs is gone (bench/watermarks.json).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-# The least low watermark at which replays keep about their ready edits and names: that of the constant marks.
+# The least low watermark at which replays keep about their ready edits and names: that of the constant watermarks.
 LEAST_LOW = 9_000
 # The high watermark is at least so many times the low one: else a single result of a tool would start an epoch.
 LEAST_RATIO = 2
@@ -35,26 +35,26 @@ class CachePrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class WatermarkPair:
     """A pair of watermarks in tokens, without instructions and tools."""
 
     high: int
     low: int
 
 
-def expected_price(marks: Marks, prices: CachePrices, *, fixed: int = FIXED, growth: float = GROWTH) -> float:
+def expected_price(pair: WatermarkPair, prices: CachePrices, *, fixed: int = FIXED, growth: float = GROWTH) -> float:
     """Return the expected price of a call in a long session, in tokens of plain input.
 
     ``fixed``: tokens of instructions and tools; ``growth``: tokens that a call adds.
     """
-    mean = fixed + (marks.high + marks.low) / 2
-    rewritten = marks.low * growth / (marks.high - marks.low)
+    mean = fixed + (pair.high + pair.low) / 2
+    rewritten = pair.low * growth / (pair.high - pair.low)
     return prices.read * mean + prices.write * growth + max(0.0, prices.write - prices.read) * rewritten
 
 
-def choose_marks(prices: CachePrices, *, window: int | None = None, growth: float = GROWTH) -> Marks:
-    """Return the marks of the least expected price, within the bounds on what must stay and on the model's ``window``
-    (tokens; None: unknown).
+def choose_watermarks(prices: CachePrices, *, window: int | None = None, growth: float = GROWTH) -> WatermarkPair:
+    """Return the watermarks of the least expected price, within the bounds on what must stay and on the model's
+    ``window`` (tokens; None: unknown).
     """
     most = None if window is None else int(window * MOST_OF_WINDOW)
     low = LEAST_LOW if most is None else max(1, min(LEAST_LOW, most // LEAST_RATIO))
@@ -63,4 +63,4 @@ def choose_marks(prices: CachePrices, *, window: int | None = None, growth: floa
         # Reading costs nothing: only the window asks for a cut.
         span = float(most or 10 * low)
     high = max(LEAST_RATIO * low, low + round(span, -2))
-    return Marks(high=int(high if most is None else max(low + 1, min(high, most))), low=low)
+    return WatermarkPair(high=int(high if most is None else max(low + 1, min(high, most))), low=low)

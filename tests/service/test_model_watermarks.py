@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.money.model_marks import policy_for_model
+from tersely.service.money.model_watermarks import policy_for_model
 from tersely.service.money.prices import ModelPrice, Prices
 from tersely.strategies.epochs.policies import Auto
 

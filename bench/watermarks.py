@@ -1,6 +1,6 @@
 """Prices of watermarks: `slim` over recorded conversations, under each pair of marks and several cache prices.
 
-    python -m bench.marks [FILE.jsonl ...]   # measure, and write bench/marks.json (some minutes)
+    python -m bench.watermarks [FILE.jsonl ...]   # measure, and write bench/watermarks.json (some minutes)
     make pictures                            # draw the curve and fill the table of docs/replay.md from it
 
 As in `bench.simulate`: no server, tokens are characters / 4, a perfect prefix cache. The epoch policy decides with the
@@ -20,7 +20,7 @@ from bench.simulate import PRICES, TRANSCRIPTS, Conversation, Tally, load, simul
 from tersely.strategies.epochs.policies import Auto
 from tersely.strategies.presets import Slim
 
-MEASURED: Final = Path(__file__).with_name("marks.json")
+MEASURED: Final = Path(__file__).with_name("watermarks.json")
 FILES: Final = ("pi_sessions", "claude_code_sessions")
 # Of a written and of a read token, relative to plain input: Anthropic, newer models of OpenAI, older ones, gpt-4o.
 CACHE_PRICES: Final = ((1.25, 0.1), (1.0, 0.1), (1.0, 0.25), (1.0, 0.5))
