@@ -27,8 +27,9 @@ class Telemetry:
         self._provider: Any = None
         self.tracing: Tracing | None = None
         if is_wanted(environment):
-            self._provider = _provider(environment)
-            self.tracing = Tracing(self._provider.get_tracer("tersely", __version__))
+            ids = _trace_ids()
+            self._provider = _provider(environment, ids)
+            self.tracing = Tracing(self._provider.get_tracer("tersely", __version__), self._provider.sampler, ids)
 
     async def close(self) -> None:
         """Export what is left, within `CLOSE_SECONDS`."""
@@ -50,7 +51,20 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     return exporters == "otlp" or (not exporters and any(environment.get(name) for name in ENDPOINTS))
 
 
-def _provider(environment: Mapping[str, str]) -> Any:
+def _trace_ids() -> Any:
+    """Return a generator of ids whose next id can be set: a call is sampled by its trace's id, before it has a span."""
+    generator = import_module("opentelemetry.sdk.trace.id_generator").RandomIdGenerator
+
+    class _TraceIds(generator):  # type: ignore[misc, valid-type]
+        next_id = 0
+
+        def generate_trace_id(self) -> int:
+            return self.next_id or int(super().generate_trace_id())
+
+    return _TraceIds()
+
+
+def _provider(environment: Mapping[str, str], ids: Any) -> Any:
     """Return a provider that exports by OTLP over HTTP. It is not the global one, so no other library uses it."""
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
@@ -64,6 +78,7 @@ def _provider(environment: Mapping[str, str]) -> Any:
         "OTEL_RESOURCE_ATTRIBUTES", ""
     ):
         given["service.name"] = "tersely"
-    provider = sdk.TracerProvider(resource=resources.Resource.create(given), shutdown_on_exit=False)
+    resource = resources.Resource.create(given)
+    provider = sdk.TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
     provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
     return provider

@@ -11,16 +11,18 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tersely.dialects.headers import Headers
 from tersely.domain.messages import Dialect
 
 Step = Literal["recognition", "context", "store"]
+# A step of a call: when it began and ended, in nanoseconds, and the type of the error that ended it; empty: none.
+StepTime = tuple[Step, int, int, str]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -54,15 +56,16 @@ class CallTrace:
         self._context = set_span_in_context(span)
         self._model = ""
         self._session = ""
+        self._steps: list[StepTime] = []
         self._upstream: list[UpstreamTrace] = []
 
     def describe(self, *, model: str, session: str = "") -> None:
         """Name what the next request to the upstream is for."""
         self._model, self._session = model[:MAX_NAME], session
 
-    def step(self, name: Step) -> SpanOfStep:
-        """Give the block a span of its own."""
-        return SpanOfStep(self._tracer.start_span(name, self._context))
+    def step(self, name: Step) -> TimedStep:
+        """Give the block a span of its own, which is made when the call ends."""
+        return TimedStep(name, self._steps)
 
     def open_upstream(self, dialect: Dialect, address: tuple[str, int]) -> UpstreamTrace:
         """Start the span of a request to a model host."""
@@ -89,92 +92,133 @@ class CallTrace:
     def finish(self, line: Mapping[str, Any]) -> None:
         """End every span. ``line``: the fields of the call's log line."""
         status = line.get("status", 499)
+        if "route" in line:
+            self._span.update_name(f"{line.get('method', '')} {line['route']}".strip())
         attributes = {f"tersely.{name}": line[name] for name in _SHOWN if line.get(name) is not None}
         attributes["http.response.status_code"] = status
         if "session" in line:
             attributes["gen_ai.conversation.id"] = line["session"]
         if "route" in line:
             attributes["http.route"] = line["route"]
-        # One call for all: each takes a lock.
         self._span.set_attributes(attributes)
         if status >= 500:
             self._span.set_status(Status(StatusCode.ERROR))
-        if self._upstream:
-            # A call with several rounds reports the usage of all rounds with the last one.
-            usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
-            self._upstream[-1].span.set_attributes(usage)
+        # A call with several rounds reports the usage of all rounds with the last one.
+        usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
+        for name, began_at, ended_at, failure in self._steps:
+            step = self._tracer.start_span(name, self._context, start_time=began_at)
+            if failure:
+                _set_failed(step, failure)
+            step.end(ended_at)
         for each in self._upstream:
-            each.end()
+            each.end(usage if each is self._upstream[-1] else {})
         self._span.end()
 
 
-class SpanOfStep:
-    """Ends a span with a block. It is a class because a generator takes several times as long."""
+class TimedStep:
+    """Notes when a block began and ended. It is a class because a generator takes several times as long."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_began_at", "_name", "_steps")
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    def __init__(self, name: Step, steps: list[StepTime]) -> None:
+        self._name = name
+        self._steps = steps
+        self._began_at = 0
 
     def __enter__(self) -> None:
-        pass
+        self._began_at = time.time_ns()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            _fail(self._span, error)
-        self._span.end()
+        failure = type(error).__name__ if isinstance(error, Exception) else ""
+        self._steps.append((self._name, self._began_at, time.time_ns(), failure))
 
 
 class UpstreamTrace:
     """The span of one request to a model host. It ends with the reply, and is completed when the call ends."""
 
     def __init__(self, span: Span) -> None:
-        self.span = span
+        self._span = span
+        self._status = 0
         self._ended_at: int | None = None
 
     def headers(self, headers: Headers) -> Headers:
         """Return the headers with this span as the parent of what the host does."""
         carrier: dict[str, str] = {}
-        _propagator.inject(carrier, set_span_in_context(self.span))
+        _propagator.inject(carrier, set_span_in_context(self._span))
         return [(name, value) for name, value in headers if name not in _FIELDS] + list(carrier.items())
 
     def answered(self, status: int) -> None:
         """The reply's headers are there."""
-        self.span.set_attribute("http.response.status_code", status)
-        if status >= 400:
-            self.span.set_attribute("error.type", str(status))
-            self.span.set_status(Status(StatusCode.ERROR))
+        self._status = status
 
     def fail(self, error: BaseException) -> None:
         """There is no reply."""
-        _fail(self.span, error)
+        _fail(self._span, error)
         self.close()
 
     def close(self) -> None:
         """The reply is over."""
         self._ended_at = self._ended_at or time.time_ns()
 
-    def end(self) -> None:
-        """End the span, at the time when the reply was over."""
-        self.span.end(self._ended_at)
+    def end(self, usage: Mapping[str, int]) -> None:
+        """End the span, at the time when the reply was over. ``usage``: attributes for what the reply cost."""
+        attributes: dict[str, str | int] = {**usage}
+        if self._status:
+            attributes["http.response.status_code"] = self._status
+        if self._status >= 400:
+            attributes["error.type"] = str(self._status)
+            self._span.set_status(Status(StatusCode.ERROR))
+        # One call for all: each takes a lock.
+        self._span.set_attributes(attributes)
+        self._span.end(self._ended_at)
+
+
+class Sampler(Protocol):
+    """What a sampler of the SDK answers to."""
+
+    def should_sample(self, parent_context: Context | None, trace_id: int, name: str, kind: SpanKind) -> Any:
+        """Return a result whose ``decision`` says whether a trace is sampled."""
+
+
+class TraceIds(Protocol):
+    """Makes the ids of traces. ``next_id`` is the id of the next one; 0: a new one."""
+
+    next_id: int
+
+    def generate_trace_id(self) -> int:
+        """Return ``next_id``, or a new id."""
 
 
 class Tracing:
-    """Starts the traces of sampled calls."""
+    """Starts the traces of sampled calls.
 
-    def __init__(self, tracer: Tracer) -> None:
+    The sampler is asked before there is a span: to make one that records nothing costs three times as much.
+    """
+
+    def __init__(self, tracer: Tracer, sampler: Sampler, ids: TraceIds) -> None:
+        """``sampler`` and ``ids`` are those of the tracer."""
         self._tracer = tracer
+        self._sampler = sampler
+        self._ids = ids
+
+    def begin(self, method: str, path: str, parent: Mapping[str, str]) -> CallTrace | None:
+        """Begin the trace of a call; None if it is not sampled. ``parent``: the caller's headers that name a trace."""
+        context = _propagator.extract(parent) if "traceparent" in parent else Context()
+        name = f"{method} call"
+        trace_id = get_current_span(context).get_span_context().trace_id or self._ids.generate_trace_id()
+        if not self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER).decision.is_sampled():
+            return None
+        self._ids.next_id = trace_id
+        try:
+            attributes = {"http.request.method": method, "url.path": path[:MAX_NAME]}
+            span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, attributes=attributes)
+        finally:
+            self._ids.next_id = 0
+        return CallTrace(self._tracer, span) if span.is_recording() else None
 
     @contextmanager
-    def call(self, method: str, path: str, headers: Mapping[str, str], line: Mapping[str, Any]) -> Iterator[None]:
-        """Trace the block as a call, if it is sampled. ``line`` gets the fields of its log line meanwhile."""
-        parent = _propagator.extract(headers) if "traceparent" in headers else Context()
-        attributes = {"http.request.method": method, "url.path": path[:MAX_NAME]}
-        span = self._tracer.start_span(f"{method} call", parent, kind=SpanKind.SERVER, attributes=attributes)
-        if not span.is_recording():
-            yield
-            return
-        trace = CallTrace(self._tracer, span)
+    def running(self, trace: CallTrace, line: Mapping[str, Any]) -> Iterator[None]:
+        """Trace the block as a call. ``line`` gets the fields of its log line meanwhile."""
         token = _active.set(trace)
         try:
             yield
@@ -183,8 +227,6 @@ class Tracing:
             raise
         finally:
             _active.reset(token)
-            if "route" in line:
-                span.update_name(f"{method} {line['route']}")
             trace.finish(line)
 
 
@@ -222,5 +264,9 @@ def step(name: Step) -> AbstractContextManager[None]:
 
 def _fail(span: Span, error: BaseException) -> None:
     """Mark a span as failed. The error's text may quote a message: only its type is told."""
-    span.set_attribute("error.type", type(error).__name__)
+    _set_failed(span, type(error).__name__)
+
+
+def _set_failed(span: Span, error: str) -> None:
+    span.set_attribute("error.type", error)
     span.set_status(Status(StatusCode.ERROR))
