@@ -60,24 +60,64 @@ class DatabaseCheck:
         return DatabaseState(is_usable=True)
 
 
-def health_router(
-    *,
-    read_revision: Callable[[], Awaitable[str | None]],
-    pool: Callable[[], tuple[int, int]],
-    metrics: Metrics,
-    serves_without_database: bool,
-    is_ending: Callable[[], bool],
-) -> APIRouter:
-    """``read_revision`` raises `StoreUnavailable` when the database is away; ``pool`` gives (busy, idle)."""
+class Health:
+    """Answers whether the process lives and can serve calls, and its metrics."""
+
+    def __init__(
+        self,
+        *,
+        read_revision: Callable[[], Awaitable[str | None]],
+        pool: Callable[[], tuple[int, int]],
+        metrics: Metrics,
+        serves_without_database: bool,
+        is_ending: Callable[[], bool],
+    ) -> None:
+        """``read_revision`` raises `StoreUnavailable` when the database is away; ``pool`` gives (busy, idle)."""
+        self._database = DatabaseCheck(read_revision)
+        self._pool = pool
+        self._metrics = metrics
+        self._serves_without_database = serves_without_database
+        self._is_ending = is_ending
+
+    async def get_readiness(self, request: Request, response: Response) -> dict[str, str]:
+        is_strict = request.query_params.get("strict", "0").lower() not in ("0", "false", "off")
+        found = DatabaseState(is_usable=False) if self._is_ending() else await self._database.state()
+        schema = {"schema": found.schema} if found.schema else {}
+        if self._is_ending():
+            state = {"status": "shutting down"}
+        elif found.is_usable:
+            return {"status": "ready", "database": "ready", **schema}
+        elif self._serves_without_database and not is_strict:
+            return {"status": "ready", "database": "outdated" if schema else "away", **schema}
+        else:
+            state = {"status": "database outdated" if schema else "database away", **schema}
+        response.status_code = 503
+        response.headers["retry-after"] = "2"
+        return state
+
+    async def get_metrics(self) -> Response:
+        self._metrics.set_pool(*self._pool())
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def get_health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def show_docs() -> Response:
+    return RedirectResponse("/docs")
+
+
+async def answer_probe() -> Response:
+    return Response()
+
+
+def health_router(health: Health) -> APIRouter:
+    """Return the routes of ``health``, and the answers at the root."""
     router = APIRouter(tags=["operations"])
-    database = DatabaseCheck(read_revision)
-
-    @router.head("/healthz", include_in_schema=False)
-    @router.get("/healthz", summary="Check that the process is alive")
-    async def get_health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @router.get(
+    router.head("/healthz", include_in_schema=False)(get_health)
+    router.get("/healthz", summary="Check that the process is alive")(get_health)
+    router.get(
         "/readyz",
         summary="Check that calls can be served",
         description=(
@@ -88,34 +128,8 @@ def health_router(
         ),
         responses={503: {"model": dict[str, str], "description": "Calls cannot be served"}},
         openapi_extra={"parameters": [STRICT]},
-    )
-    async def get_readiness(request: Request, response: Response) -> dict[str, str]:
-        is_strict = request.query_params.get("strict", "0").lower() not in ("0", "false", "off")
-        found = DatabaseState(is_usable=False) if is_ending() else await database.state()
-        schema = {"schema": found.schema} if found.schema else {}
-        if is_ending():
-            state = {"status": "shutting down"}
-        elif found.is_usable:
-            return {"status": "ready", "database": "ready", **schema}
-        elif serves_without_database and not is_strict:
-            return {"status": "ready", "database": "outdated" if schema else "away", **schema}
-        else:
-            state = {"status": "database outdated" if schema else "database away", **schema}
-        response.status_code = 503
-        response.headers["retry-after"] = "2"
-        return state
-
-    @router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
-    async def get_metrics() -> Response:
-        metrics.set_pool(*pool())
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @router.get("/", include_in_schema=False)
-    async def look() -> Response:
-        return RedirectResponse("/docs")
-
-    @router.head("/", include_in_schema=False)
-    async def knock() -> Response:
-        return Response()
-
+    )(health.get_readiness)
+    router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)(health.get_metrics)
+    router.get("/", include_in_schema=False)(show_docs)
+    router.head("/", include_in_schema=False)(answer_probe)
     return router

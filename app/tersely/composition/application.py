@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from tersely import __version__
-from tersely.api.health import health_router
+from tersely.api.health import Health, health_router
 from tersely.api.mcp import McpEndpoint
 from tersely.api.proxy import Edge, ProxyRoutes
 from tersely.api.rest.guard import Guard
@@ -129,7 +129,7 @@ def _background_work(
 
 
 def _health(settings: Settings, base: Foundation, shutdown: Shutdown) -> APIRouter:
-    return health_router(
+    health = Health(
         read_revision=base.database.read_revision,
         pool=base.database.sizes,
         metrics=base.metrics,
@@ -137,6 +137,7 @@ def _health(settings: Settings, base: Foundation, shutdown: Shutdown) -> APIRout
         serves_without_database=settings.fail_open == "on" and settings.auth == "off",
         is_ending=lambda: shutdown.is_draining,
     )
+    return health_router(health)
 
 
 def _body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
