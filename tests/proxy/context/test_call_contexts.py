@@ -88,8 +88,8 @@ class Recorder:
         lines = json.loads(members["lines"])
         (row,) = await look(
             self.service,
-            "SELECT count(*) AS stored FROM messages m JOIN calls c ON c.session_id = m.session_id AND c.number = $2 "
-            "WHERE m.session_id = $1 AND m.seq <= c.last_seq",
+            "SELECT count(*) AS stored FROM messages m JOIN calls c USING (tenant_id, session_id) "
+            "WHERE c.number = $2 AND session_id = $1 AND m.seq <= c.last_seq",
             self.session,
             number,
         )
