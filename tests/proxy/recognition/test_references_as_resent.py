@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -75,11 +75,12 @@ NOTES = steps_of(["say", "tool", "developer"], [0])
 class Client:
     """One that names replies, or one that sends all that led to them."""
 
-    service: Service
+    services: Sequence[Service]
     model: Model
     key: str
     tag: str
     names: bool
+    streams: bool = False
     replies: list[tuple[str, Items]] = field(default_factory=list)
     shown: list[Any] = field(default_factory=list)
     session: str = ""
@@ -115,15 +116,26 @@ class Client:
             request["input"] = [*before, *items]
         if not str(items[-1].get("content")).startswith((CALL, f"{self.key} {CALL}")):
             self.model.script(self.key, self._next_reply())
-        answer = asyncio.run(post(self.service, json.dumps(request).encode(), path="/v1/responses"))
-        assert answer.status == 200, answer.body
-        assert answer.json["previous_response_id"] == request.get("previous_response_id")
+        answer, response = self._post(request)
+        assert response["previous_response_id"] == request.get("previous_response_id")
         self.session = self.session or answer.session
         assert answer.session == self.session
         self.shown.append(self._shown())
-        output: Items = answer.json["output"]
-        self.replies.append((answer.json["id"], [*before, *items, *output]))
+        output: Items = response["output"]
+        self.replies.append((response["id"], [*before, *items, *output]))
         return output
+
+    def _post(self, request: dict[str, Any]) -> tuple[Answered, dict[str, Any]]:
+        """Ask the replicas in turn; return the answer and the response object in it."""
+        service = self.services[len(self.replies) % len(self.services)]
+        body = json.dumps(request | ({"stream": True} if self.streams else {})).encode()
+        answer = asyncio.run(post(service, body, path="/v1/responses"))
+        assert answer.status == 200, answer.body
+        if not self.streams:
+            return answer, answer.json
+        *_, last = (json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: {"))
+        assert last["type"] == "response.completed"
+        return answer, last["response"]
 
     def _next_reply(self) -> ScriptedReply:
         """A reply with words of its own: a history that is sent whole cannot say which of equal replies it means."""
@@ -148,7 +160,7 @@ class Client:
     def stored(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The current history in its order, all that was ever said, and the instructions that hold now."""
         sql = "SELECT turn, role, status, raw FROM messages WHERE session_id = $1 ORDER BY place, seq"
-        rows = asyncio.run(query(self.service, sql, self.session))
+        rows = asyncio.run(query(self.services[0], sql, self.session))
         messages = [(row["turn"], row["role"], row["status"], _said(self._named(row["raw"].decode()))) for row in rows]
         instructions = [each for each in messages if not each[0] and each[2] == "live"]
         links = [each for each in messages if each[0]]
@@ -171,22 +183,23 @@ def _said(raw: str) -> Any:
     return [_plain(item) for item in items]
 
 
-TalkedWith = tuple[Service, Model, str]
+TalkedWith = tuple[Sequence[Service], Model, str]
 
 
 @pytest.fixture(scope="module", params=RECIPES)
 def talked_with(request: pytest.FixtureRequest, store: Database, model: Model) -> Iterator[TalkedWith]:
-    """A service before a model, and what the model's replies say beside their words."""
-    with serve(store, model.url, **RECIPES[request.param]) as running:
-        yield running, model, TAGS.get(request.param.partition(",")[0], "")
+    """Two replicas before a model, and what the model's replies say beside their words."""
+    settings = RECIPES[request.param]
+    with serve(store, model.url, **settings) as one, serve(store, model.url, **settings) as other:
+        yield (one, other), model, TAGS.get(request.param.partition(",")[0], "")
 
 
-def two_ways(talked_with: TalkedWith, steps: list[Step]) -> tuple[Client, Client]:
+def two_ways(talked_with: TalkedWith, steps: list[Step], *, streams: bool = False) -> tuple[Client, Client]:
     """Have a client that names replies and one that sends everything take the same steps."""
     key = f"k{secrets.token_hex(4)}{next(_numbers):04}"
-    service, model, tag = talked_with
-    named = Client(service, model, key=f"{key}n", tag=tag, names=True)
-    resent = Client(service, model, key=f"{key}r", tag=tag, names=False)
+    services, model, tag = talked_with
+    named = Client(services, model, key=f"{key}n", tag=tag, names=True, streams=streams)
+    resent = Client(services, model, key=f"{key}r", tag=tag, names=False, streams=streams)
     for step in steps:
         named.do(step)
         resent.do(step)
@@ -225,6 +238,20 @@ def test_notes_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> N
     assert named.stored() == resent.stored()
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [say("more"), say("else"), say("same"), say("same", 2), say("on", 1), say("more", 1)],
+        [say(LONG) for _ in range(6)] + [say("back", 4), say("more"), say("again", 2), say("on", 1), say("more")],
+        [say("größer 🙂"), Step("tool"), say(LONG), Step("tool", 1), say("zurück", 2), Step("again"), say("weiter")],
+    ],
+    ids=["short", "long", "tools"],
+)
+def test_streamed_branches_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> None:
+    named, resent = two_ways(talked_with, steps, streams=True)
+    assert named.stored() == resent.stored()
+
+
 def names_reply(service: Service, key: str, words: str, reply: str = "") -> Answered:
     """Ask behind the reply of this id (empty: at the beginning)."""
     request = {"model": MODEL, "user": key, "input": words} | ({"previous_response_id": reply} if reply else {})
@@ -252,7 +279,7 @@ def test_id_names_one_of_two_replies_with_equal_words(store: Database, model: Mo
 def test_branch_behind_the_cut_shows_the_turns_of_the_strategy(store: Database, model: Model, *, names: bool) -> None:
     key = f"k{secrets.token_hex(4)}"
     with serve(store, model.url, **RECIPES["window"]) as service:
-        client = Client(service, model, key=key, tag="", names=names)
+        client = Client([service], model, key=key, tag="", names=names)
         for number in range(1, 6):
             client.do(say(f"question {number}"))
         client.do(say("another way", at=2))
