@@ -6,18 +6,21 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from opentelemetry.trace import SpanContext, Status, StatusCode
+
 from tersely import __version__
-from tersely.service.common.tracing import Tracing
+from tersely.service.common.tracing import ChildSpan, Tracing
 
 _log = logging.getLogger(__name__)
 
 # An exporter is asked for by where to export to.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 CLOSE_SECONDS = 5.0
+FINE, FAILED = Status(), Status(StatusCode.ERROR)
 
 
 class Telemetry:
@@ -28,8 +31,10 @@ class Telemetry:
         self.tracing: Tracing | None = None
         if is_wanted(environment):
             ids = _trace_ids()
-            self._provider = _provider(environment, ids)
-            self.tracing = Tracing(self._provider.get_tracer("tersely", __version__), self._provider.sampler, ids)
+            self._provider, processor = _provider(environment, ids)
+            spans = ExportedChildren(self._provider, processor)
+            tracer = self._provider.get_tracer("tersely", __version__)
+            self.tracing = Tracing(tracer, self._provider.sampler, ids, spans)
 
     async def close(self) -> None:
         """Export what is left, within `CLOSE_SECONDS`."""
@@ -51,6 +56,35 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     return exporters == "otlp" or (not exporters and any(environment.get(name) for name in ENDPOINTS))
 
 
+class ExportedChildren:
+    """Gives the children of sampled calls to the exporter's queue."""
+
+    def __init__(self, provider: Any, processor: Any) -> None:
+        sdk = import_module("opentelemetry.sdk.trace")
+        self.new_id: Callable[[], int] = provider.id_generator.generate_span_id
+        self._span = sdk.ReadableSpan
+        self._attributes = import_module("opentelemetry.attributes").BoundedAttributes
+        limits = sdk.SpanLimits()
+        self._count, self._length = limits.max_span_attributes, limits.max_span_attribute_length
+        scope = import_module("opentelemetry.sdk.util.instrumentation").InstrumentationScope
+        self._scope = scope("tersely", __version__)
+        self._resource = provider.resource
+        self._processor = processor
+
+    def export(self, parent: SpanContext, children: list[ChildSpan]) -> None:
+        """Queue children that have ended."""
+        for child in children:
+            attributes = child.attributes
+            if attributes:
+                attributes = self._attributes(self._count, attributes, immutable=True, max_value_len=self._length)
+            span = self._span(
+                name=child.name, context=child.context, parent=parent, resource=self._resource, attributes=attributes,
+                kind=child.kind, status=FAILED if child.has_failed else FINE, start_time=child.started_at,
+                end_time=child.ended_at, instrumentation_scope=self._scope,
+            )  # fmt: skip
+            self._processor.on_end(span)
+
+
 def _trace_ids() -> Any:
     """Return a generator of ids whose next id can be set: a call is sampled by its trace's id, before it has a span."""
     generator = import_module("opentelemetry.sdk.trace.id_generator").RandomIdGenerator
@@ -64,8 +98,10 @@ def _trace_ids() -> Any:
     return _TraceIds()
 
 
-def _provider(environment: Mapping[str, str], ids: Any) -> Any:
-    """Return a provider that exports by OTLP over HTTP. It is not the global one, so no other library uses it."""
+def _provider(environment: Mapping[str, str], ids: Any) -> tuple[Any, Any]:
+    """Return a provider that exports by OTLP over HTTP, and its processor. It is not the global one, so no other
+    library uses it.
+    """
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
         _log.warning("spans are exported over http/protobuf: the protocol of OTEL_*_PROTOCOL is not supported")
@@ -80,5 +116,6 @@ def _provider(environment: Mapping[str, str], ids: Any) -> Any:
         given["service.name"] = "tersely"
     resource = resources.Resource.create(given)
     provider = sdk.TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
-    provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
-    return provider
+    processor = export.BatchSpanProcessor(otlp.OTLPSpanExporter())
+    provider.add_span_processor(processor)
+    return provider, processor

@@ -1,6 +1,9 @@
 """OpenTelemetry spans of a call: one for the request, with children for its steps.
 
 Only a sampled call has a `CallTrace`. For every other call, and without tracing, a step costs one check of a variable.
+Children are only times and attributes until the call ends: a live span of the SDK asks the sampler again, and takes a
+lock for every change.
+
 Spans carry ids, names and numbers, never content or credentials.
 """
 
@@ -10,19 +13,18 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tersely.dialects.headers import Headers
 from tersely.domain.messages import Dialect
 
 Step = Literal["recognition", "context", "store"]
-# A step of a call: when it began and ended, in nanoseconds, and the type of the error that ended it; empty: none.
-StepTime = tuple[Step, int, int, str]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -47,25 +49,54 @@ _FIELDS = frozenset(_propagator.fields)
 _active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
 
 
+@dataclass(slots=True)
+class ChildSpan:
+    """A step of a call, or a request to a model host."""
+
+    context: SpanContext
+    name: str
+    kind: SpanKind = SpanKind.INTERNAL
+    attributes: dict[str, str | int] = field(default_factory=dict)
+    has_failed: bool = False
+    started_at: int = field(default_factory=time.time_ns)
+    ended_at: int = 0
+
+    def fail(self, error_type: str) -> None:
+        """Mark the span as failed. The error's text may quote a message: only its type is shown."""
+        self.attributes["error.type"] = error_type
+        self.has_failed = True
+
+
+class ChildSpans(Protocol):
+    """Makes the children of sampled calls."""
+
+    def new_id(self) -> int:
+        """Return the id of a new span."""
+
+    def export(self, parent: SpanContext, children: list[ChildSpan]) -> None:
+        """Queue children that have ended."""
+
+
 class CallTrace:
     """The spans of one sampled call."""
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
-        self._tracer = tracer
+    def __init__(self, span: Span, spans: ChildSpans) -> None:
         self._span = span
-        self._context = set_span_in_context(span)
+        self._context = span.get_span_context()
+        self._spans = spans
         self._model = ""
         self._session = ""
-        self._steps: list[StepTime] = []
+        self._children: list[ChildSpan] = []
         self._upstream: list[UpstreamTrace] = []
+        self._is_finished = False
 
     def describe(self, *, model: str, session: str = "") -> None:
         """Name what the next request to the upstream is for."""
         self._model, self._session = model[:MAX_NAME], session
 
-    def step(self, name: Step) -> TimedStep:
-        """Give the block a span of its own, which is made when the call ends."""
-        return TimedStep(name, self._steps)
+    def step(self, name: Step) -> SpanOfStep:
+        """Give the block a span of its own."""
+        return SpanOfStep(self, self._start(name))
 
     def open_upstream(self, dialect: Dialect, address: tuple[str, int]) -> UpstreamTrace:
         """Start the span of a request to a model host."""
@@ -81,13 +112,24 @@ class CallTrace:
         if self._session:
             attributes["gen_ai.conversation.id"] = self._session
         name = f"{operation} {self._model}".strip()
-        span = self._tracer.start_span(name, self._context, kind=SpanKind.CLIENT, attributes=attributes)
+        span = self._start(name, SpanKind.CLIENT)
+        span.attributes = attributes
         self._upstream.append(UpstreamTrace(span))
         return self._upstream[-1]
 
+    def _start(self, name: str, kind: SpanKind = SpanKind.INTERNAL) -> ChildSpan:
+        call = self._context
+        context = SpanContext(
+            call.trace_id, self._spans.new_id(), is_remote=False, trace_flags=call.trace_flags,
+            trace_state=call.trace_state,
+        )  # fmt: skip
+        self._children.append(ChildSpan(context, name, kind))
+        return self._children[-1]
+
     def fail(self, error: BaseException) -> None:
-        """Mark the call as failed by that error."""
-        _fail(self._span, error)
+        """Mark the call as failed by that error. Its text may quote a message: only its type is shown."""
+        self._span.set_attribute("error.type", type(error).__name__)
+        self._span.set_status(Status(StatusCode.ERROR))
 
     def finish(self, line: Mapping[str, Any]) -> None:
         """End every span. ``line``: the fields of the call's log line."""
@@ -100,77 +142,73 @@ class CallTrace:
             attributes["gen_ai.conversation.id"] = line["session"]
         if "route" in line:
             attributes["http.route"] = line["route"]
+        # One call for all: each takes a lock.
         self._span.set_attributes(attributes)
         if status >= 500:
             self._span.set_status(Status(StatusCode.ERROR))
-        # A call with several rounds reports the usage of all rounds with the last one.
-        usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
-        for name, began_at, ended_at, failure in self._steps:
-            step = self._tracer.start_span(name, self._context, start_time=began_at)
-            if failure:
-                _set_failed(step, failure)
-            step.end(ended_at)
+        if self._upstream:
+            # A call with several rounds reports the usage of all rounds with the last one.
+            usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
+            self._upstream[-1].span.attributes |= usage
         for each in self._upstream:
-            each.end(usage if each is self._upstream[-1] else {})
+            each.close()
+        self._is_finished = True
+        self._spans.export(self._context, [child for child in self._children if child.ended_at])
         self._span.end()
 
+    def end_step(self, span: ChildSpan) -> None:
+        """End a step. One that outlives the call, such as a write whose client has left, is exported by itself."""
+        span.ended_at = time.time_ns()
+        if self._is_finished:
+            self._spans.export(self._context, [span])
 
-class TimedStep:
-    """Notes when a block began and ended. It is a class because a generator takes several times as long."""
 
-    __slots__ = ("_began_at", "_name", "_steps")
+class SpanOfStep:
+    """Ends a span with a block. It is a class because a generator takes several times as long."""
 
-    def __init__(self, name: Step, steps: list[StepTime]) -> None:
-        self._name = name
-        self._steps = steps
-        self._began_at = 0
+    __slots__ = ("_span", "_trace")
+
+    def __init__(self, trace: CallTrace, span: ChildSpan) -> None:
+        self._trace = trace
+        self._span = span
 
     def __enter__(self) -> None:
-        self._began_at = time.time_ns()
+        pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        failure = type(error).__name__ if isinstance(error, Exception) else ""
-        self._steps.append((self._name, self._began_at, time.time_ns(), failure))
+        if isinstance(error, Exception):
+            self._span.fail(type(error).__name__)
+        self._trace.end_step(self._span)
 
 
 class UpstreamTrace:
     """The span of one request to a model host. It ends with the reply, and is completed when the call ends."""
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._status = 0
-        self._ended_at: int | None = None
+    def __init__(self, span: ChildSpan) -> None:
+        self.span = span
 
     def headers(self, headers: Headers) -> Headers:
         """Return the headers with this span as the parent of what the host does."""
-        carrier: dict[str, str] = {}
-        _propagator.inject(carrier, set_span_in_context(self._span))
-        return [(name, value) for name, value in headers if name not in _FIELDS] + list(carrier.items())
+        context = self.span.context
+        own = [("traceparent", f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")]
+        if context.trace_state:
+            own.append(("tracestate", context.trace_state.to_header()))
+        return [(name, value) for name, value in headers if name not in _FIELDS] + own
 
     def answered(self, status: int) -> None:
         """The reply's headers are there."""
-        self._status = status
+        self.span.attributes["http.response.status_code"] = status
+        if status >= 400:
+            self.span.fail(str(status))
 
     def fail(self, error: BaseException) -> None:
         """There is no reply."""
-        _fail(self._span, error)
+        self.span.fail(type(error).__name__)
         self.close()
 
     def close(self) -> None:
         """The reply is over."""
-        self._ended_at = self._ended_at or time.time_ns()
-
-    def end(self, usage: Mapping[str, int]) -> None:
-        """End the span, at the time when the reply was over. ``usage``: attributes for what the reply cost."""
-        attributes: dict[str, str | int] = {**usage}
-        if self._status:
-            attributes["http.response.status_code"] = self._status
-        if self._status >= 400:
-            attributes["error.type"] = str(self._status)
-            self._span.set_status(Status(StatusCode.ERROR))
-        # One call for all: each takes a lock.
-        self._span.set_attributes(attributes)
-        self._span.end(self._ended_at)
+        self.span.ended_at = self.span.ended_at or time.time_ns()
 
 
 class Sampler(Protocol):
@@ -195,11 +233,12 @@ class Tracing:
     The sampler is asked before there is a span: to make one that records nothing costs three times as much.
     """
 
-    def __init__(self, tracer: Tracer, sampler: Sampler, ids: TraceIds) -> None:
-        """``sampler`` and ``ids`` are those of the tracer."""
+    def __init__(self, tracer: Tracer, sampler: Sampler, ids: TraceIds, spans: ChildSpans) -> None:
+        """``sampler``, ``ids`` and ``spans`` are those of the tracer."""
         self._tracer = tracer
         self._sampler = sampler
         self._ids = ids
+        self._spans = spans
 
     def begin(self, method: str, path: str, parent: Mapping[str, str]) -> CallTrace | None:
         """Begin the trace of a call; None if it is not sampled. ``parent``: the caller's headers that name a trace."""
@@ -214,7 +253,7 @@ class Tracing:
             span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, attributes=attributes)
         finally:
             self._ids.next_id = 0
-        return CallTrace(self._tracer, span) if span.is_recording() else None
+        return CallTrace(span, self._spans) if span.is_recording() else None
 
     @contextmanager
     def running(self, trace: CallTrace, line: Mapping[str, Any]) -> Iterator[None]:
@@ -260,13 +299,3 @@ def step(name: Step) -> AbstractContextManager[None]:
     """Give the block a span of its own, in a call that is sampled."""
     trace = _active.get()
     return _NO_SPAN if trace is None else trace.step(name)
-
-
-def _fail(span: Span, error: BaseException) -> None:
-    """Mark a span as failed. The error's text may quote a message: only its type is told."""
-    _set_failed(span, type(error).__name__)
-
-
-def _set_failed(span: Span, error: str) -> None:
-    span.set_attribute("error.type", error)
-    span.set_status(Status(StatusCode.ERROR))
