@@ -114,7 +114,7 @@ async def test_page_of_a_long_session_builds_only_the_shown_rows(
         built += 1
         return ContextLine(**given)
 
-    monkeypatch.setattr(service_calls, "Line", count)
+    monkeypatch.setattr(service_calls, "ContextLine", count)
     async with httpx.AsyncClient(base_url=fronting.url, timeout=60) as http:
         await fill(http, "long", 2_000)
         for number in range(2):
