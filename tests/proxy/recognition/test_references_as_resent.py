@@ -286,3 +286,45 @@ def test_branch_behind_the_cut_shows_the_turns_of_the_strategy(store: Database, 
         sent = model.requests(key)[-1].body.decode()
     assert "question 3" in sent
     assert "question 4" not in sent
+
+
+# Each number says behind which reply a question comes, counted from the last one. The twelve turns of the trunk are
+# too many for every strategy but one.
+BEHIND = [*[0] * 12, 5, 0, 0, 3, 0, 14, 0, 0, 5, 0]
+SMALL = '{"high": 1500, "low": 500, "instructions_at": 0}'
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "slim"},
+        {"name": "window"},
+        {"name": "trim", "max_context_turns": 4},
+        {"name": "compact", "reserve_tokens": 398_000, "keep_recent_tokens": 500},  # of a window of 400,000
+        {"name": "tiered", "total_budget": 2_000, "working_budget": 1_000, "session_budget": 300},
+        {"name": "full"},
+    ],
+    ids=lambda strategy: strategy["name"],
+)
+def test_branches_over_cuts_by_ids_as_resent(
+    store: Database, model: Model, strategy: dict[str, Any], *, streams: bool
+) -> None:
+    """Nothing of another branch is shown, and what is shown of the own one is the same in both ways."""
+    key, tag = f"k{secrets.token_hex(4)}", TAGS.get(strategy["name"], "")
+    shows_all = strategy["name"] == "full"
+    with serve(store, model.url, strategy=json.dumps(strategy), epoch=SMALL) as service:
+        named = Client([service], model, key=f"{key}n", tag=tag, names=True, streams=streams)
+        resent = Client([service], model, key=f"{key}r", tag=tag, names=False, streams=streams)
+        for number, at in enumerate(BEHIND, 1):
+            for client in (named, resent):
+                client.do(say(f"question {number}: {LONG}", at))
+            assert named.shown[-1] == resent.shown[-1], number
+            shown, branch = json.dumps(named.shown[-1]), json.dumps(named.replies[-1][1])
+            assert f"question {number}:" in shown
+            earlier = [words for each in range(1, number) for words in (f"question {each}:", f"Reply {each}.")]
+            assert [words for words in earlier if words in shown and words not in branch] == []
+            if shows_all:
+                assert [words for words in earlier if words in branch and words not in shown] == []
+        assert named.stored() == resent.stored()
+    assert (f"question 1: {LONG}" in json.dumps(named.shown[11])) == shows_all
