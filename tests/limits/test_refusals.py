@@ -108,7 +108,7 @@ async def test_concurrent_calls_are_refused_over_the_limit_and_come_back(
         return await worker.post(body, X_Tersely_Key=east.key, X_Script=f"{east.name}-{n}")
 
     for n in range(8):
-        model.script(f"{east.name}-{n}", ScriptedReply(message={"content": "late"}, first_delay=2.0))
+        model.script(f"{east.name}-{n}", ScriptedReply(message={"content": "late"}, first_delay=5.0))
     answers = await asyncio.gather(*(ask(n) for n in range(8)))
     assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 5
     assert {answer.headers["retry-after"] for answer in answers if answer.status == 429} == {"1"}
