@@ -56,7 +56,7 @@ async def test_arrays_are_sent_without_asking_for_their_types(database: conftest
             assert await connection.fetchval(statement, values) == values
         await asyncio.sleep(0)  # the log comes a moment later
         assert asked == [f"SELECT $1::{kind}[]" for kind in examples]
-        # What is not known is asked for, as ever.
+        # The driver asks the server about every other type.
         assert await connection.fetchval("SELECT $1::cidr[]", []) == []
         await asyncio.sleep(0)
         assert len(asked) > len(examples) + 1

@@ -85,7 +85,7 @@ async def test_every_lookup_uses_its_index(connection: asyncpg.Connection[asyncp
             await connection.execute(f"PREPARE {statement} AS {sql}")
             values = ", ".join(_literal(each) for each in (TENANT, *args))
             explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE {statement} ({values})")
-            nodes = list(_nodes(json.loads(explained)[0]["Plan"]))
+            nodes = list(plan_nodes(json.loads(explained)[0]["Plan"]))
             assert index in {node.get("Index Name") for node in nodes}, (name, mode, nodes)
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert "messages" not in scanned, (name, mode)
@@ -105,10 +105,11 @@ def _literal(value: object) -> str:
             return f"'{value}'"
 
 
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def plan_nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of a plan, each before those below it."""
     yield plan
     for child in plan.get("Plans", ()):
-        yield from _nodes(child)
+        yield from plan_nodes(child)
 
 
 async def test_the_tail_query_reads_the_tail_alone(connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -116,7 +117,7 @@ async def test_the_tail_query_reads_the_tail_alone(connection: asyncpg.Connectio
         "EXPLAIN (ANALYZE, FORMAT JSON) "
         + messages.TAIL_ROWS.replace("$1", "'north'").replace("$2", "'s3'").replace("$3", "25")
     )
-    nodes = list(_nodes(json.loads(explained)[0]["Plan"]))
+    nodes = list(plan_nodes(json.loads(explained)[0]["Plan"]))
     read = [node for node in nodes if "Index Name" in node]
     assert {node["Index Name"] for node in read} == {"messages_pkey", "messages_instructions"}
     assert sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in read) <= 8
@@ -149,7 +150,9 @@ async def test_a_session_is_read_by_its_tail_in_a_database_that_was_never_analys
                 await connection.execute(f"PREPARE cold_{number} AS {sql}")
                 values = ", ".join(_literal(each) for each in (TENANT, *args))
                 explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE cold_{number} ({values})")
-                nodes = [n for n in _nodes(json.loads(explained)[0]["Plan"]) if n.get("Relation Name") == "messages"]
+                nodes = [
+                    n for n in plan_nodes(json.loads(explained)[0]["Plan"]) if n.get("Relation Name") == "messages"
+                ]
                 assert nodes[0]["Index Name"] == ("messages_turn" if column == "turn" else "messages_pkey"), name
                 assert column in nodes[0]["Index Cond"], (name, nodes[0]["Index Cond"])
     finally:

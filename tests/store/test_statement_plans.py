@@ -11,7 +11,6 @@ import pkgutil
 import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 import pytest
@@ -19,7 +18,7 @@ import pytest
 import tersely.store
 from tests.conftest import Database
 from tests.store.test_distribution import on_one_server
-from tests.store.test_lookup_plans import FILL_SESSIONS
+from tests.store.test_lookup_plans import FILL_SESSIONS, plan_nodes
 
 pytestmark = on_one_server
 
@@ -102,20 +101,14 @@ async def _scanned(connection: asyncpg.Connection[asyncpg.Record], statement: st
     """Return the tables that a statement reads from end to end."""
     explain = "EXPLAIN (GENERIC_PLAN, FORMAT JSON) " + statement.strip().rstrip(";")
     # Without parameters the driver would refuse to execute a statement that has some.
-    number = "long_session_plan"
+    function = "long_session_plan"
     await connection.execute(
-        f"CREATE OR REPLACE FUNCTION pg_temp.{number}() RETURNS json LANGUAGE plpgsql AS "
+        f"CREATE OR REPLACE FUNCTION pg_temp.{function}() RETURNS json LANGUAGE plpgsql AS "
         f"$body$ DECLARE plan json; BEGIN EXECUTE $query${explain}$query$ INTO plan; "
         "RETURN plan; END $body$"
     )
-    (root,) = json.loads(await connection.fetchval(f"SELECT pg_temp.{number}()"))
-    return {node["Relation Name"] for node in _nodes(root["Plan"]) if node["Node Type"] == "Seq Scan"}
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
+    (root,) = json.loads(await connection.fetchval(f"SELECT pg_temp.{function}()"))
+    return {node["Relation Name"] for node in plan_nodes(root["Plan"]) if node["Node Type"] == "Seq Scan"}
 
 
 async def test_no_statement_reads_the_table_of_a_long_session(

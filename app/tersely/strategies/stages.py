@@ -19,7 +19,7 @@ from tersely.strategies.summaries.activity_log import (
 
 
 def keep_all(first_seq: int = 1) -> Stage:
-    """Make a stage that keeps every loaded message from ``first_seq`` on, in order, and what is kept before it."""
+    """Make a stage that keeps the messages of ``kept``, and of the others those from ``first_seq`` on, in order."""
 
     def stage(draft: Draft) -> Draft:
         kept = tuple(entry for entry in draft.kept if entry.seq < first_seq)

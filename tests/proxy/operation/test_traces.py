@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from tersely.domain.messages import Dialect
 from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.common.tracing import CallTrace, ChildSpan
 from tersely.telemetry import is_wanted
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES
@@ -220,3 +222,23 @@ def test_without_a_collector_the_sdk_is_not_imported() -> None:
     code += "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False).returncode == 0
+
+
+def test_a_step_that_ends_after_its_call_is_exported() -> None:
+    """A client may leave while what it sent is being stored."""
+    exported: list[str] = []
+
+    class Exported:
+        def new_id(self) -> int:
+            return 1
+
+        def export(self, _: SpanContext, children: list[ChildSpan]) -> None:
+            exported.extend(child.name for child in children)
+
+    trace = CallTrace(NonRecordingSpan(SpanContext(1, 1, is_remote=False)), Exported())
+    with trace.step("store"):
+        with trace.step("context"):
+            pass
+        trace.finish({"status": 499})
+        assert exported == ["context"]
+    assert exported == ["context", "store"]

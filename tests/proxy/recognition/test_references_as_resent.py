@@ -188,7 +188,7 @@ TalkedWith = tuple[Sequence[Service], Model, str]
 
 @pytest.fixture(scope="module", params=RECIPES)
 def talked_with(request: pytest.FixtureRequest, store: Database, model: Model) -> Iterator[TalkedWith]:
-    """Two replicas before a model, and what the model's replies say beside their words."""
+    """Start two replicas in front of one model. Return them with the tags that the model adds to its replies."""
     settings = RECIPES[request.param]
     with serve(store, model.url, **settings) as one, serve(store, model.url, **settings) as other:
         yield (one, other), model, TAGS.get(request.param.partition(",")[0], "")
@@ -310,7 +310,7 @@ SMALL = '{"high": 1500, "low": 500, "instructions_at": 0}'
 def test_branches_over_cuts_by_ids_as_resent(
     store: Database, model: Model, strategy: dict[str, Any], *, streams: bool
 ) -> None:
-    """Nothing of another branch is shown, and what is shown of the own one is the same in both ways."""
+    """The model sees its own branch alone, and the same whether the client names ids or resends the history."""
     key, tag = f"k{secrets.token_hex(4)}", TAGS.get(strategy["name"], "")
     shows_all = strategy["name"] == "full"
     with serve(store, model.url, strategy=json.dumps(strategy), epoch=SMALL) as service:

@@ -323,13 +323,11 @@ async def _by_lineage(
     client = hints.client
     source: SessionSource = client.source or "lineage"
     chains = incoming.reply_chains()[:MAX_CHAINS]
-    for some in (chains[:NEWEST], chains[NEWEST:]):
-        if newest is not None and some and some[0] == chains[0]:
-            reply_match = newest.reply_match
-        else:
-            reply_match = await sessions.find_by_chain(connection, tenant, some, client.id) if some else None
-        if reply_match is None:
-            continue
+    reply_match = None if newest is None else newest.reply_match
+    for some in (chains[:NEWEST] if newest is None else [], chains[NEWEST:]):
+        if reply_match is None and some:
+            reply_match = await sessions.find_by_chain(connection, tenant, some, client.id)
+    if reply_match is not None:
         tail: list[TailRow] | None = None
         if reply_match.is_current and reply_match.seq >= reply_match.session.cut:
             tail = await messages.tail_rows(

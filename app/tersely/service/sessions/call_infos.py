@@ -16,7 +16,7 @@ from tersely.store.ops.calls import CallRow
 TOOLS_NOT_KEPT = (
     "which tools this call sent was not recorded: it was made by an earlier version, or failed before it left"
 )
-REMOVED = "some messages that this call sent have been deleted since"
+DELETED = "some messages that this call sent have been deleted since"
 ALTERED = "what is stored now does not give what this call sent"
 
 
@@ -111,12 +111,12 @@ async def tools_of(connection: Connection, tenant: str, call: CallInfo) -> CallT
     if row.tools is not None:
         client = await attributes.tools(connection, tenant, row.session_id, row.tools)
     if client is None:
-        return CallTools(raw=None, reason=REMOVED)
+        return CallTools(raw=None, reason=DELETED)
     if call.tools == SAME_TOOLS:
         return CallTools(raw=client)
     found = await sent_contexts.literals(connection, tenant, row.session_id, [call.tools])
     if call.tools not in found:
-        return CallTools(raw=None, reason=REMOVED)
+        return CallTools(raw=None, reason=DELETED)
     raw = unpack_tools(found[call.tools], client)
     if raw is None:
         return CallTools(raw=None, reason=ALTERED)

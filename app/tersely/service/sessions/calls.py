@@ -18,7 +18,7 @@ from tersely.domain.history.context import TurnReport
 from tersely.domain.history.history import Epoch
 from tersely.service.common import tokens
 from tersely.service.context.sent_contexts import REPEATS
-from tersely.service.sessions.call_infos import ALTERED, REMOVED, CallInfo, CallTools, divided_infos, info, tools_of
+from tersely.service.sessions.call_infos import ALTERED, DELETED, CallInfo, CallTools, divided_infos, info, tools_of
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
@@ -353,7 +353,7 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
     except msgspec.DecodeError:
         return _Rebuilt(dialect=sent.dialect, reason=ALTERED, rounds=sent.rounds)
     if read is None:
-        return _Rebuilt(dialect=sent.dialect, reason=REMOVED, rounds=sent.rounds)
+        return _Rebuilt(dialect=sent.dialect, reason=DELETED, rounds=sent.rounds)
     elements, found = read
     found |= await sent_contexts.literals(
         connection, tenant, session_id, (each.literal for each in elements if each.literal)
@@ -364,7 +364,7 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
     whole = [raw for raw in raws if raw is not None]
     reason = None
     if len(whole) != len(raws):
-        reason = REMOVED
+        reason = DELETED
     elif checksum(whole) != sent.checksum or len(whole) != sent.count:
         reason = ALTERED
     return _Rebuilt(

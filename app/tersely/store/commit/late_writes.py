@@ -392,10 +392,10 @@ def _asked_before(write: ReplyWrite, stored: Sequence[TailRow]) -> Sequence[Stor
     same while its call was under way. What was stored after it was answered says the same words once more.
     """
     decision, incoming = write.request.decision, write.request.incoming
-    outcome = [message.digest for message in incoming if message.is_link]
+    links = [message.digest for message in incoming if message.is_link]
     known = {placed.seq for placed in decision.placed if placed.turn > 0 and not placed.is_new}
     found = [row.row for row in stored if row.row.seq in known and row.row.status == "live"]
-    if known and [row.digest for row in found] == outcome:
+    if known and [row.digest for row in found] == links:
         return found
     since = decision.last_seq - sum(placed.is_new for placed in decision.placed)
     recent = [row.row for row in stored if row.row.seq > since and row.created_at <= write.now]

@@ -44,7 +44,7 @@ FROM messages a LEFT JOIN LATERAL (
 ) AS r ON true
 WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $3
 """
-# A reply, and what the model did beside it, have greater numbers than the question.
+# The messages of a call are stored after the question that it answers, so they have greater sequence numbers.
 SUPERSEDE_RIVAL = f"""
 UPDATE messages SET status = 'superseded'
 WHERE {HERE} AND seq BETWEEN $4 AND {END} AND status = 'live' AND call = $3 RETURNING seq
