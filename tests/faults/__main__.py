@@ -32,6 +32,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             first=arguments.first,
             only=arguments.only,
             tell=lambda line: print(line, flush=True),
+            keep=arguments.keep,
             stopping=stopping,
         )
         found = [each for each in summary.rounds if each.errors]
@@ -52,7 +53,11 @@ def main() -> int:
         "--first", type=int, default=1, help="number of the first round; a round depends on seed and number"
     )
     parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="this fault only (repeatable)")
-    parser.add_argument("--keep", type=Path, help="a folder to which the logs go when something was found")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a folder for the logs if something was found, and for what happened in rounds that took long",
+    )
     arguments = parser.parse_args()
     if NGINX is None:
         print("nginx is not installed (Debian: apt-get install nginx-light)", file=sys.stderr)

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -202,13 +203,22 @@ class Rig:
     def spool(self) -> Path:
         return self.data_dir / "spool"
 
-    async def wait_healthy(self, limit: float) -> float:
-        """Wait until each replica takes a call and stores it; return after how many seconds that was."""
+    async def wait_healthy(self, limit: float, note: Callable[[str], None] = lambda _: None) -> float:
+        """Wait until each replica takes a call and stores it; return after how many seconds that was.
+
+        ``note`` takes a line on each replica.
+        """
         began = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=5)
+        urls = {each.name: f"http://127.0.0.1:{each.port}" for each in self.replicas if each.name not in self.starting}
+
+        async def wait(http: aiohttp.ClientSession, name: str, url: str) -> None:
+            failures = await _takes_calls(http, url)
+            note(f"{name} healthy after {time.monotonic() - began:.2f} s; before: {dict(failures)}")
+
         async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as http, asyncio.timeout(limit):
-            urls = [f"http://127.0.0.1:{each.port}" for each in self.replicas if each.name not in self.starting]
-            await asyncio.gather(*(_takes_calls(http, each) for each in (*urls, self.url, self.sharing_url)))
+            through = {"nginx": self.url, "nginx sharing": self.sharing_url}
+            await asyncio.gather(*(wait(http, name, url) for name, url in {**urls, **through}.items()))
         return time.monotonic() - began
 
     async def wait_for_spool(self, limit: float) -> float:
@@ -227,14 +237,20 @@ def _existing(paths: Iterator[Path]) -> Iterator[Path]:
     return (path for path in paths if path.exists())
 
 
-async def _takes_calls(http: aiohttp.ClientSession, url: str) -> None:
+async def _takes_calls(http: aiohttp.ClientSession, url: str) -> Counter[str]:
+    """Wait until a call is answered with the store; return how earlier ones failed."""
+    failures: Counter[str] = Counter()
     while True:
         body = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": f"hello {secrets.token_hex(8)}"}]}
-        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+        try:
             async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-                await response.read()
-                if response.status == 200 and response.headers.get("x-tersely-context") in {"built", "passthrough"}:
-                    return
+                text = await response.text()
+                context = response.headers.get("x-tersely-context")
+                if response.status == 200 and context in {"built", "passthrough"}:
+                    return failures
+                failures[f"{response.status} {context if response.status == 200 else text[:160]}"] += 1
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            failures[type(error).__name__] += 1
         await asyncio.sleep(0.1)
 
 

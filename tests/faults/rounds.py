@@ -9,16 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import aiohttp
 import asyncpg
 
 from tests.faults.faults import RARE, Fault, faults_of
 from tests.faults.rig import Rig
+from tests.faults.watching import Watch, watching
 from tests.support.conversations import KINDS, Compared, Conversation, compare
 
 # Seconds. The service takes and stores calls this soon after a fault has ended.
 HEALTHY = 5.0
+# Rounds with a longer outage of a client are reported in detail.
+LONG = 10.0
 # What is waited for it at most: on a busy machine the start of a process alone may take longer than that.
 PATIENCE = 60.0
 # The store is right this soon after the spool is empty.
@@ -42,6 +46,7 @@ class Talker:
     statuses: Counter[str] = field(default_factory=Counter)
     outage: float = 0.0
     since: float | None = None
+    note: Callable[[str], None] = lambda _: None
 
     async def talk(self, rng: random.Random, stopping: asyncio.Event) -> None:
         """Ask until the rounds' end, then until one more question is answered."""
@@ -62,13 +67,16 @@ class Talker:
             self.outage = max(self.outage, time.monotonic() - self.since)
             self.since = None
         self.statuses["ok " + got.context if got.has_ended else str(got.status) if got.status else got.error] += 1
+        if not got.has_ended:
+            name = f"{self.conversation.kind} {self.conversation.name}"
+            self.note(f"{name} took {time.monotonic() - began:.2f} s: {got.status} {got.error[:200]}")
         return got.has_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What came of a round. ``healthy`` and ``spool``: after how many seconds that was. ``out``: the kind of the
-    client with the longest outage.
+    client with the longest outage. ``report``: of a round that took too long, what happened in it.
     """
 
     number: int
@@ -82,6 +90,7 @@ class Round:
     seconds: float
     statuses: Counter[str]
     errors: tuple[str, ...]
+    report: tuple[str, ...] = ()
 
     def line(self) -> str:
         result = "; ".join(self.errors) if self.errors else "ok"
@@ -121,28 +130,10 @@ class Driver:
         before = {id(each): (each.conversation.requests, len(each.conversation.acknowledged)) for each in self._talkers}
         for each in self._talkers:
             each.outage, each.statuses = 0.0, Counter()
-        stopping = asyncio.Event()
-        errors: list[str] = []
-        healthy = spool = PATIENCE
-        talking = [asyncio.create_task(each.talk(rng, stopping)) for each in self._talkers]
-        try:
-            await asyncio.sleep(rng.uniform(0.1, 0.5))
-            await self._break([self._faults[name] for name in chosen], rng)
-            healthy = await self._rig.wait_healthy(PATIENCE)
-            stopping.set()
-            ended = await asyncio.gather(*talking, return_exceptions=True)
-            errors += [f"a client: {each!r}"[:300] for each in ended if isinstance(each, BaseException)]
-            spool = await self._rig.wait_for_spool(PATIENCE)
-            compared = await self._compare_settled(since)
-            errors += _faults_in(compared)
-            if not compared.is_right:
-                errors.append(await stored_of(self._rig.admin_dsn, self._talking(), compared))
-        except Exception as error:
-            errors.append(f"{type(error).__name__} {error}"[:300])
-        finally:
-            for task in talking:
-                task.cancel()
-            await asyncio.gather(*talking, return_exceptions=True)
+        async with watching(self._rig) as watch:
+            for each in self._talkers:
+                each.note = watch.note
+            healthy, spool, errors = await self._play([self._faults[name] for name in chosen], rng, watch, since)
         errors += [f"refused {name}" for name in self._rig.refused()]
         statuses = sum((each.statuses for each in self._talkers), Counter[str]())
         if invalid := [name for name in statuses if name.startswith("4")]:
@@ -160,10 +151,42 @@ class Driver:
             seconds=time.monotonic() - began,
             statuses=statuses,
             errors=tuple(errors),
+            report=tuple(watch.report()) if errors or healthy > HEALTHY or longest.outage > LONG else (),
         )
         if errors:
             self._talkers.clear()  # the next round is to find its own faults
         return done
+
+    async def _play(
+        self, faults: Sequence[Fault], rng: random.Random, watch: Watch, since: datetime
+    ) -> tuple[float, float, list[str]]:
+        """Let clients talk while the faults strike, and compare. Return after how many seconds the service was healthy
+        and its spool empty, and what is wrong.
+        """
+        stopping = asyncio.Event()
+        errors: list[str] = []
+        healthy = spool = PATIENCE
+        talking = [asyncio.create_task(each.talk(rng, stopping)) for each in self._talkers]
+        try:
+            await asyncio.sleep(rng.uniform(0.1, 0.5))
+            await self._break(faults, rng)
+            watch.note("the faults have ended")
+            healthy = await self._rig.wait_healthy(PATIENCE, watch.note)
+            stopping.set()
+            ended = await asyncio.gather(*talking, return_exceptions=True)
+            errors += [f"a client: {each!r}"[:300] for each in ended if isinstance(each, BaseException)]
+            spool = await self._rig.wait_for_spool(PATIENCE)
+            compared = await self._compare_settled(since)
+            errors += _faults_in(compared)
+            if not compared.is_right:
+                errors.append(await stored_of(self._rig.admin_dsn, self._talking(), compared))
+        except Exception as error:
+            errors.append(f"{type(error).__name__} {error}"[:300])
+        finally:
+            for task in talking:
+                task.cancel()
+            await asyncio.gather(*talking, return_exceptions=True)
+        return healthy, spool, errors
 
     async def _compare_settled(self, since: datetime) -> Compared:
         """Compare; what two replicas stored at the same moment is put in order within seconds."""
@@ -273,9 +296,13 @@ async def run_rounds(
     first: int = 1,
     only: Sequence[str] = (),
     tell: Callable[[str], None] = print,
+    keep: Path | None = None,
     stopping: asyncio.Event | None = None,
 ) -> tuple[Summary, Compared]:
-    """Run rounds, at most until ``stopping``, then compare the whole store with the records of all clients."""
+    """Run rounds, at most until ``stopping``, then compare the whole store with the records of all clients.
+
+    ``keep``: a folder for what happened in rounds that took too long.
+    """
     driver, summary = Driver(rig, seed, only), Summary(start_times=rig.start_times)
     for number in range(first, first + rounds):
         if stopping is not None and stopping.is_set():
@@ -283,6 +310,9 @@ async def run_rounds(
         done = await driver.run(number)
         summary.rounds.append(done)
         tell(done.line())
+        if keep is not None and done.report:
+            text = "\n".join([done.line(), *done.report, ""])
+            await asyncio.to_thread((keep / f"round-{seed}-{number}.txt").write_text, text)
     summary.unsettled = driver.unsettled
     await rig.wait_started()
     await rig.wait_for_spool(PATIENCE)
