@@ -93,6 +93,8 @@ class Database:
     name: str
     dsn: str
     admin_dsn: str
+    nodes: tuple[tuple[str, int], ...] = ()
+    """The workers of a Citus cluster, by host and port."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -149,8 +151,13 @@ async def database(server: Server) -> AsyncIterator[Database]:
     """A fresh database with the current schema, dropped at the end."""
     name = f"tersely_test_{secrets.token_hex(6)}"
     await _execute(server, _copy(server, name))
-    yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
+    yield _database(server, name)
     await _execute(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _database(server: Server, name: str) -> Database:
+    dsn = server.dsn(name, user=OWNER)
+    return Database(name=name, dsn=dsn, admin_dsn=server.dsn(name), nodes=server.nodes)
 
 
 def _copy(server: Server, name: str) -> str:
@@ -177,7 +184,7 @@ def store(server: Server) -> Iterator[Database]:
             pool.submit(asyncio.run, _execute(server, statement)).result()
 
         run(_copy(server, name))
-        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
+        yield _database(server, name)
         run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 

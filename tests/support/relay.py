@@ -1,4 +1,4 @@
-"""A TCP relay to the database that can be cut, refused or frozen."""
+"""A TCP relay to the database that can be cut, refused or frozen; on a cluster, to each of its nodes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+from tersely.store.db import connection
+from tersely.store.db.cluster import Address
+from tersely.store.db.server import Server, ServerKind
 from tests.conftest import Database
 from tests.support.loops import Background, background
 
 
-class Relay:
-    """A TCP way to the database that can be cut, refused or frozen. ``dsn`` goes through it."""
+class _Line:
+    """A port of this machine that leads to a Postgres server."""
 
-    def __init__(self, database: Database) -> None:
-        self._target = urlsplit(database.dsn)
-        self._there: Background | None = None
+    def __init__(self, host: str, port: int | None) -> None:
+        """``port``: None if ``host`` is the path of a socket."""
+        self._host = host
+        self._target_port = port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._flowing = asyncio.Event()
@@ -26,37 +31,16 @@ class Relay:
         self.port = listener.getsockname()[1]
         listener.close()
 
-    @property
-    def dsn(self) -> str:
-        user = self._target.netloc.rpartition("@")[0]
-        return urlunsplit(self._target._replace(netloc=f"{user}@127.0.0.1:{self.port}", query=""))
-
-    def restore(self) -> None:
-        """Let everything through."""
-        self._run(self._open())
-
-    def freeze(self) -> None:
-        """Accept, and say nothing more."""
-        self._run(self._freeze())
-
-    def cut(self) -> None:
-        """Break all connections and refuse new ones."""
-        self._run(self._close())
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._there is not None
-        self._there.run(work)
-
-    async def _open(self) -> None:
+    async def open(self) -> None:
         self._flowing.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
 
-    async def _freeze(self) -> None:
-        await self._open()
+    async def freeze(self) -> None:
+        await self.open()
         self._flowing.clear()
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -88,10 +72,9 @@ class Relay:
                 each.transport.abort()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        query = parse_qs(self._target.query)
-        if "host" in query:
-            return await asyncio.open_unix_connection(f"{query['host'][0]}/.s.PGSQL.{query['port'][0]}")
-        return await asyncio.open_connection(self._target.hostname, self._target.port)
+        if self._target_port is None:
+            return await asyncio.open_unix_connection(self._host)
+        return await asyncio.open_connection(self._host, self._target_port)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -101,11 +84,63 @@ class Relay:
         raise ConnectionResetError
 
 
+class Relay:
+    """The TCP ways to the database, which can be cut, refused or frozen. ``dsn`` goes through them: a store that is
+    opened with it reaches the other nodes of a cluster by relays too.
+    """
+
+    def __init__(self, database: Database) -> None:
+        target = urlsplit(database.dsn)
+        query = parse_qs(target.query)
+        if "host" in query:
+            line = _Line(f"{query['host'][0]}/.s.PGSQL.{query['port'][0]}", None)
+        else:
+            line = _Line(target.hostname or "127.0.0.1", target.port or 5432)
+        self._nodes = {node: _Line(*node) for node in database.nodes}
+        self._lines = (line, *self._nodes.values())
+        self._there: Background | None = None
+        user = target.netloc.rpartition("@")[0]
+        self.dsn = urlunsplit(target._replace(netloc=f"{user}@127.0.0.1:{line.port}", query=""))
+
+    def restore(self) -> None:
+        """Let everything through."""
+        self._run(*(line.open() for line in self._lines))
+
+    def freeze(self) -> None:
+        """Accept, and say nothing more."""
+        self._run(*(line.freeze() for line in self._lines))
+
+    def cut(self) -> None:
+        """Break all connections and refuse new ones."""
+        self._run(*(line.close() for line in self._lines))
+
+    def _run(self, *works: Coroutine[Any, Any, None]) -> None:
+        assert self._there is not None
+        for work in works:
+            self._there.run(work)
+
+    def address(self, node: Address) -> Address:
+        """The relay's own address of a node. The coordinator's is that of ``dsn``."""
+        return None if node is None else ("127.0.0.1", self._nodes[node].port)
+
+
+@contextmanager
+def _nodes_by(relay: Relay) -> Iterator[None]:
+    """Let stores that are opened with the relay's address reach nodes by relays."""
+    connect = connection.Database._connect
+
+    def connect_by_relay(store: connection.Database, kind: ServerKind, address: Address) -> Server:
+        return connect(store, kind, relay.address(address) if store._dsn == relay.dsn else address)
+
+    with patch.object(connection.Database, "_connect", connect_by_relay):
+        yield
+
+
 @contextmanager
 def relay(database: Database) -> Iterator[Relay]:
     """A way to ``database`` for the length of the block; open at first."""
     made = Relay(database)
-    with background() as there:
+    with background() as there, _nodes_by(made):
         made._there = there
         made.restore()
         try:
