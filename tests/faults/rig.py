@@ -248,7 +248,7 @@ async def _takes_calls(http: aiohttp.ClientSession, url: str) -> Counter[str]:
                 context = response.headers.get("x-tersely-context")
                 if response.status == 200 and context in {"built", "passthrough"}:
                     return failures
-                failures[f"{response.status} {context if response.status == 200 else text[:160]}"] += 1
+                failures[f"{response.status} {context if response.status == 200 else text[:100]}"] += 1
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             failures[type(error).__name__] += 1
         await asyncio.sleep(0.1)

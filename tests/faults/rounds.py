@@ -16,7 +16,7 @@ import asyncpg
 
 from tests.faults.faults import RARE, Fault, faults_of
 from tests.faults.rig import Rig
-from tests.faults.watching import Watch, watching
+from tests.faults.watching import Watch, reason, watching
 from tests.support.conversations import KINDS, Compared, Conversation, compare
 
 # Seconds. The service takes and stores calls this soon after a fault has ended.
@@ -46,7 +46,7 @@ class Talker:
     statuses: Counter[str] = field(default_factory=Counter)
     outage: float = 0.0
     since: float | None = None
-    note: Callable[[str], None] = lambda _: None
+    failures: Counter[str] = field(default_factory=Counter)
 
     async def talk(self, rng: random.Random, stopping: asyncio.Event) -> None:
         """Ask until the rounds' end, then until one more question is answered."""
@@ -68,8 +68,7 @@ class Talker:
             self.since = None
         self.statuses["ok " + got.context if got.has_ended else str(got.status) if got.status else got.error] += 1
         if not got.has_ended:
-            name = f"{self.conversation.kind} {self.conversation.name}"
-            self.note(f"{name} took {time.monotonic() - began:.2f} s: {got.status} {got.error[:200]}")
+            self.failures[f"{self.conversation.kind}: {got.status} {reason(got.error)}"] += 1
         return got.has_ended
 
 
@@ -132,7 +131,7 @@ class Driver:
             each.outage, each.statuses = 0.0, Counter()
         async with watching(self._rig) as watch:
             for each in self._talkers:
-                each.note = watch.note
+                each.failures = watch.failures
             healthy, spool, errors = await self._play([self._faults[name] for name in chosen], rng, watch, since)
         errors += [f"refused {name}" for name in self._rig.refused()]
         statuses = sum((each.statuses for each in self._talkers), Counter[str]())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +19,9 @@ from tests.faults.rig import Rig
 
 # Seconds between two looks.
 EVERY = 1.0
-# Lines of a log that are shown.
+# Lines of a log that are shown, without repetitions.
 MOST_LINES = 40
+_NUMBERS = re.compile(r"\b(?=\w*\d)\w{3,}\b")
 _MARKS = "SELECT id, created_at - now() AS left FROM replays WHERE id LIKE 'waiting:%' AND created_at > now()"
 
 
@@ -28,6 +32,8 @@ class Watch:
     rig: Rig
     began: float = field(default_factory=time.monotonic)
     lines: list[str] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Of clients, since the last look."""
     _sizes: dict[Path, int] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
@@ -46,6 +52,9 @@ class Watch:
             ours = sum(seconds - processes.get(pid, 0.0) for pid, seconds in now.items())
             processes = now
             waiting = sum(path.stat().st_size > 16 for path in self.rig.spool.glob("*/*.spool") if path.exists())
+            for failure, count in self.failures.items():
+                self.note(f"{count} x {failure}")
+            self.failures.clear()
             self.note(
                 f"idle {idle:.0f} %, replicas {ours / EVERY:.2f} cores, load {psutil.getloadavg()[0]:.1f}, "
                 f"spools {waiting}, starting {sorted(self.rig.starting)}, marks {await self._marks()}"
@@ -72,8 +81,23 @@ class Watch:
             with suppress(OSError), path.open("rb") as file:
                 file.seek(self._sizes.get(path, 0))
                 logged = file.read().decode("utf-8", "replace").splitlines()
-                found += [f"{path.stem}: {line[:300]}" for line in logged[:MOST_LINES]]
+                lines = Counter(_message(line) for line in logged)
+                found += [f"{path.stem}: {count} x {line}" for line, count in lines.most_common(MOST_LINES)]
         return found
+
+
+def _message(line: str) -> str:
+    """What a line of a log says, without ids and numbers, so that it can be counted."""
+    with suppress(ValueError, TypeError, KeyError):
+        line = json.loads(line)["message"]
+    return _NUMBERS.sub("_", line)[:300]
+
+
+def reason(body: str) -> str:
+    """Why a call was refused, by the body of the answer."""
+    with suppress(ValueError, TypeError, KeyError):
+        body = json.loads(body)["error"]["message"]
+    return " ".join(body.split())[:160]
 
 
 def _times(rig: Rig) -> dict[int, float]:
