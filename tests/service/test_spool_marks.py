@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from tersely.domain.errors import StoreUnavailable
 from tersely.service.proxy.spool_marks import SpoolMarks
 from tersely.store.commit.spool_marks import MARK
 from tersely.store.db.connection import Database
@@ -20,22 +21,29 @@ class SlowDatabase:
 
     def __init__(self) -> None:
         self.is_marked = False
-        self._delays = [0.05, 0.0, 0.0]
+        self.refused = 0
+        self.removed: list[str] = []
+        self._delays = [0.05]
 
     def is_away(self, tenant: str) -> bool:
         return False
 
     @asynccontextmanager
     async def transaction(self, tenant: str, *, limit: float | None = None) -> AsyncIterator[SlowDatabase]:
-        delay = self._delays.pop(0)
+        if self.refused:
+            self.refused -= 1
+            raise StoreUnavailable
+        delay = self._delays.pop(0) if self._delays else 0.0
         self._statement = ""
         yield self
         statement = self._statement
         await asyncio.sleep(delay)
         self.is_marked = statement == MARK
 
-    async def execute(self, statement: str, *_: Any) -> None:
+    async def execute(self, statement: str, _: str, mark: str, *__: Any) -> None:
         self._statement = statement
+        if statement != MARK:
+            self.removed.append(mark)
 
 
 @pytest.fixture
@@ -63,7 +71,7 @@ async def test_a_mark_that_is_written_slowly_does_not_outlive_its_exchange(
 async def test_a_mark_that_is_removed_slowly_is_there_for_the_next_exchange(
     marks: SpoolMarks, database: SlowDatabase
 ) -> None:
-    database._delays = [0.0, 0.05, 0.0]
+    database._delays = [0.0, 0.05]
     marks.add("t")
     await marks.write()
     removing = asyncio.create_task(marks.remove("t"))
@@ -72,3 +80,42 @@ async def test_a_mark_that_is_removed_slowly_is_there_for_the_next_exchange(
     await marks.write()
     await removing
     assert database.is_marked
+
+
+async def test_a_mark_that_could_not_be_removed_is_removed_later(marks: SpoolMarks, database: SlowDatabase) -> None:
+    marks.add("t")
+    await marks.write()
+    database.refused = 1
+    await marks.remove("t")
+    assert database.removed == []
+    assert await marks.remove_left()
+    assert database.removed == ["waiting:one"]
+    assert await marks.remove_left()
+    assert database.removed == ["waiting:one"]
+
+
+async def test_a_mark_that_could_not_be_removed_counts_as_missing(marks: SpoolMarks, database: SlowDatabase) -> None:
+    """It may be gone: the next exchange writes it anew."""
+    marks.add("t")
+    await marks.write()
+    database.refused = 1
+    await marks.remove("t")
+    database.is_marked = False
+    marks.add("t")
+    await marks.write()
+    assert database.is_marked
+    assert await marks.remove_left()
+    assert database.is_marked
+
+
+async def test_the_mark_of_an_ended_process_is_removed_after_its_last_exchange(
+    marks: SpoolMarks, database: SlowDatabase
+) -> None:
+    for _ in range(2):
+        marks.add("t")
+        marks.adopt("t", "another")
+    await marks.remove("t")
+    assert await marks.remove_left()
+    assert database.removed == []
+    await marks.remove("t")
+    assert database.removed == ["waiting:another"]

@@ -6,16 +6,17 @@ import asyncio
 import gc
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from tersely.domain.errors import StoreUnavailable
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy import exchange_keeping
-from tersely.store.commit import batches, writer
+from tersely.store.commit import batches, spool_marks, writer
 from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, compare, converse, script, waits_for_spool
@@ -176,6 +177,14 @@ async def speak(conversation: Conversation, service: Service) -> None:
     assert got.has_ended, got
 
 
+async def goes_on_within(seconds: float, conversation: Conversation, service: Service) -> None:
+    """Ask there until a question is answered."""
+    conversation.url = service.url
+    async with asyncio.timeout(seconds):
+        while not (await converse(conversation, 1))[0].has_ended:
+            await asyncio.sleep(0.1)
+
+
 async def lose_both(conversation: Conversation, service: Service, way: Relay, database: Database) -> None:
     """One turn at a service that can read and not write; then its database goes away, while its statement may still be
     carried out there.
@@ -295,6 +304,51 @@ async def test_a_delta_waits_for_a_spool_whose_database_was_never_away(
         if "delta" in kind:  # a named history is the host's own
             assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.requests - 1))
         await stored_right(one, database, [conversation])
+
+
+async def test_a_delta_goes_on_elsewhere_though_a_mark_was_not_removed_at_once(
+    database: Database, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmark, failures = spool_marks.unmark, 3
+
+    async def fail_at_first(*arguments: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise StoreUnavailable
+        await unmark(*arguments)
+
+    with (
+        served(database, model, tmp_path / "one", strategy="full") as one,
+        served(database, model, tmp_path / "other", strategy="full") as other,
+    ):
+        conversation = Conversation(one.url, "chat delta")
+        await speak(conversation, one)
+        monkeypatch.setattr(spool_marks, "unmark", fail_at_first)
+        async with locked(database, "messages IN SHARE MODE"):
+            await speak(conversation, one)
+        await waits_for_spool(one.url)
+        await goes_on_within(10, conversation, other)
+        assert failures < 0
+        await stored_right(one, database, [conversation])
+
+
+async def test_a_delta_goes_on_elsewhere_when_the_spool_of_an_ended_process_is_empty(
+    database: Database, model: Model, tmp_path: Path
+) -> None:
+    """The mark of that process goes with its spool."""
+    with served(database, model, tmp_path / "other", strategy="full") as other:
+        with ExitStack() as ending:
+            one = ending.enter_context(served(database, model, tmp_path / "one", strategy="full"))
+            conversation = Conversation(one.url, "chat delta")
+            await speak(conversation, one)
+            async with locked(database, "messages IN SHARE MODE"):
+                await speak(conversation, one)
+                await asyncio.to_thread(ending.close)
+        with served(database, model, tmp_path / "one", strategy="full") as heir:
+            await waits_for_spool(heir.url)
+            await goes_on_within(10, conversation, other)
+            await stored_right(heir, database, [conversation])
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat stream", "anthropic", "gemini stream", "responses"])

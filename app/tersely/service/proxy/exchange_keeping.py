@@ -300,13 +300,13 @@ class ExchangeKeeper:
     async def _keep_replaying(self) -> None:
         while True:
             await self._wake.wait()
-            if not self._queue:
-                self._wake.clear()
-                continue
             await self._marks.write()
             waiting = self._next()
             if waiting is None:
-                await asyncio.sleep(RETRY_EVERY)
+                if await self._marks.remove_left() and not self._queue:
+                    self._wake.clear()
+                elif self._next() is None:
+                    await asyncio.sleep(RETRY_EVERY)
                 continue
             try:
                 await self._replay(waiting)
@@ -480,9 +480,10 @@ class ExchangeKeeper:
     async def _adopt(self) -> None:
         """Take over the spools of processes that have ended."""
         try:
-            for _, records in await asyncio.to_thread(self._read_orphans):
+            for file, records in await asyncio.to_thread(self._read_orphans):
                 for waiting in records:
                     self._add(waiting)
+                    self._marks.adopt(waiting.tenant, file.path.stem)
                 _log.warning("adopted a spool with %d exchanges", len(records))
         except OSError as error:
             _log.error("a spool could not be adopted: %s", error.strerror or type(error).__name__)

@@ -39,6 +39,8 @@ class SpoolMarks:
         # Exchanges that wait, by tenant; and when each mark was written, in the loop's time.
         self._waiting: Counter[str] = Counter()
         self._marked_at: dict[str, float] = {}
+        # Tenant and process of marks that no exchange needs any more, or that a process left which has ended.
+        self._left: set[tuple[str, str]] = set()
         # A mark is written and removed in turns: the database would keep what reaches it last.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -46,6 +48,11 @@ class SpoolMarks:
         """Count an exchange that waits. One that cannot be read has no tenant."""
         if tenant:
             self._waiting[tenant] += 1
+
+    def adopt(self, tenant: str, process: str) -> None:
+        """Remove the mark of a process that has ended, once the exchanges of the tenant are stored."""
+        if tenant:
+            self._left.add((tenant, process))
 
     async def remove(self, tenant: str) -> None:
         """Count an exchange less; remove the mark after the last one."""
@@ -55,12 +62,32 @@ class SpoolMarks:
         if self._waiting[tenant] > 0:
             return
         del self._waiting[tenant]
+        if tenant in self._marked_at:
+            self._left.add((tenant, self._process))
+        await self._unmark(tenant)
+
+    async def remove_left(self) -> bool:
+        """Remove the marks that nobody needs, as far as the database permits. Return whether none of them is left.
+
+        A mark that stays holds up the tenant's requests at other replicas until it ends.
+        """
+        tenants = {tenant for tenant, _ in self._left if tenant not in self._waiting}
+        await asyncio.gather(*[self._unmark(tenant) for tenant in tenants])
+        return not any(tenant in tenants for tenant, _ in self._left)
+
+    async def _unmark(self, tenant: str) -> None:
         async with self._turn(tenant):
-            if tenant in self._waiting or self._marked_at.pop(tenant, None) is None:
+            left = {each for each in self._left if each[0] == tenant}
+            if tenant in self._waiting or not left:
                 return
-            with suppress(StoreUnavailable):  # it ends by itself
+            self._marked_at[tenant] = -math.inf  # it may be removed without an answer
+            with suppress(StoreUnavailable):
                 async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                    await spool_marks.unmark(connection, tenant, self._process)
+                    for _, process in left:
+                        await spool_marks.unmark(connection, tenant, process)
+                self._left -= left
+                if tenant not in self._waiting:
+                    del self._marked_at[tenant]
 
     async def write(self) -> None:
         """Write the marks that are missing or old, as far as the database takes them."""
