@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from opentelemetry.trace import SpanContext, Status, StatusCode
+from opentelemetry.trace import Status, StatusCode
 
 from tersely import __version__
-from tersely.service.common.tracing import ChildSpan, Tracing
+from tersely.service.common.tracing import CallSpan, Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +30,8 @@ class Telemetry:
         self._provider: Any = None
         self.tracing: Tracing | None = None
         if is_wanted(environment):
-            ids = _trace_ids()
-            self._provider, processor = _provider(environment, ids)
-            spans = ExportedChildren(self._provider, processor)
-            tracer = self._provider.get_tracer("tersely", __version__)
-            self.tracing = Tracing(tracer, self._provider.sampler, ids, spans)
+            self._provider, processor = _provider(environment)
+            self.tracing = Tracing(self._provider.sampler, ExportedSpans(self._provider, processor))
 
     async def close(self) -> None:
         """Export what is left, within `CLOSE_SECONDS`."""
@@ -56,49 +53,45 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     return exporters == "otlp" or (not exporters and any(environment.get(name) for name in ENDPOINTS))
 
 
-class ExportedChildren:
-    """Gives the children of sampled calls to the exporter's queue."""
+class ExportedSpans:
+    """Gives the spans of sampled calls to the exporter's queue."""
 
     def __init__(self, provider: Any, processor: Any) -> None:
         sdk = import_module("opentelemetry.sdk.trace")
         self.new_id: Callable[[], int] = provider.id_generator.generate_span_id
+        self.new_trace_id: Callable[[], int] = provider.id_generator.generate_trace_id
         self._span = sdk.ReadableSpan
-        self._attributes = import_module("opentelemetry.attributes").BoundedAttributes
         limits = sdk.SpanLimits()
         self._count, self._length = limits.max_span_attributes, limits.max_span_attribute_length
+        self._bounded = import_module("opentelemetry.attributes").BoundedAttributes
         scope = import_module("opentelemetry.sdk.util.instrumentation").InstrumentationScope
         self._scope = scope("tersely", __version__)
         self._resource = provider.resource
         self._processor = processor
 
-    def export(self, parent: SpanContext, children: list[ChildSpan]) -> None:
-        """Queue children that have ended."""
-        for child in children:
-            attributes = child.attributes
-            if attributes:
-                attributes = self._attributes(self._count, attributes, immutable=True, max_value_len=self._length)
-            span = self._span(
-                name=child.name, context=child.context, parent=parent, resource=self._resource, attributes=attributes,
-                kind=child.kind, status=FAILED if child.has_failed else FINE, start_time=child.started_at,
-                end_time=child.ended_at, instrumentation_scope=self._scope,
+    def export(self, spans: list[CallSpan]) -> None:
+        """Queue spans that have ended."""
+        for span in spans:
+            self._processor.on_end(
+                self._span(
+                    name=span.name, context=span.context, parent=span.parent, resource=self._resource,
+                    attributes=self._limited(span.attributes), kind=span.kind,
+                    status=FAILED if span.has_failed else FINE, start_time=span.started_at, end_time=span.ended_at,
+                    instrumentation_scope=self._scope,
+                )
             )  # fmt: skip
-            self._processor.on_end(span)
+
+    def _limited(self, attributes: dict[str, str | int]) -> Mapping[str, str | int]:
+        """Return attributes within the limits of the environment."""
+        if self._length is None and (self._count is None or len(attributes) <= self._count):
+            return attributes
+        limited: Mapping[str, str | int] = self._bounded(
+            self._count, attributes, immutable=True, max_value_len=self._length
+        )
+        return limited
 
 
-def _trace_ids() -> Any:
-    """Return a generator of ids whose next id can be set: a call is sampled by its trace's id, before it has a span."""
-    generator = import_module("opentelemetry.sdk.trace.id_generator").RandomIdGenerator
-
-    class _TraceIds(generator):  # type: ignore[misc, valid-type]
-        next_id = 0
-
-        def generate_trace_id(self) -> int:
-            return self.next_id or int(super().generate_trace_id())
-
-    return _TraceIds()
-
-
-def _provider(environment: Mapping[str, str], ids: Any) -> tuple[Any, Any]:
+def _provider(environment: Mapping[str, str]) -> tuple[Any, Any]:
     """Return a provider that exports by OTLP over HTTP, and its processor. It is not the global one, so no other
     library uses it.
     """
@@ -115,7 +108,7 @@ def _provider(environment: Mapping[str, str], ids: Any) -> tuple[Any, Any]:
     ):
         given["service.name"] = "tersely"
     resource = resources.Resource.create(given)
-    provider = sdk.TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
+    provider = sdk.TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = export.BatchSpanProcessor(otlp.OTLPSpanExporter())
     provider.add_span_processor(processor)
     return provider, processor

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.trace import NonRecordingSpan, SpanContext
+from opentelemetry.trace import SpanContext
 
 from tersely.domain.messages import Dialect
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.common.tracing import CallTrace, ChildSpan
+from tersely.service.common.tracing import CallSpan, CallTrace
 from tersely.telemetry import is_wanted
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES
@@ -76,7 +76,6 @@ async def test_a_call_is_a_span_with_its_steps_and_the_request_to_the_model(
     assert call.name == f"POST {call.attributes['http.route']}"
     session = answer.headers["x-tersely-session"]
     expected: dict[str, Any] = {
-        "tersely.session": session,
         "gen_ai.conversation.id": session,
         "tersely.dialect": dialect,
     }
@@ -232,13 +231,31 @@ def test_a_step_that_ends_after_its_call_is_exported() -> None:
         def new_id(self) -> int:
             return 1
 
-        def export(self, _: SpanContext, children: list[ChildSpan]) -> None:
-            exported.extend(child.name for child in children)
+        def new_trace_id(self) -> int:
+            return 1
 
-    trace = CallTrace(NonRecordingSpan(SpanContext(1, 1, is_remote=False)), Exported())
+        def export(self, spans: list[CallSpan]) -> None:
+            exported.extend(span.name for span in spans)
+
+    trace = CallTrace(CallSpan(SpanContext(1, 1, is_remote=False), None, "call"), Exported())
     with trace.step("store"):
         with trace.step("context"):
             pass
         trace.finish({"status": 499})
-        assert exported == ["context"]
-    assert exported == ["context", "store"]
+        assert exported == ["context", "call"]
+    assert exported == ["context", "call", "store"]
+
+
+async def test_limits_of_attributes_in_the_environment_are_kept(
+    database: Database, model: Model, collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "6")
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "5")
+    with serve(database, model.url) as service:
+        assert (await WIRES["openai_chat"].send(service, "Hello")).status == 200
+        collector.wait(1)
+    (call,) = collector.calls()
+    assert len(call.attributes) == 6
+    texts = [value for span in collector.spans for value in span.attributes.values() if isinstance(value, str)]
+    assert texts
+    assert max(len(each) for each in texts) == 5

@@ -1,8 +1,8 @@
 """OpenTelemetry spans of a call: one for the request, with children for its steps.
 
 Only a sampled call has a `CallTrace`. For every other call, and without tracing, a step costs one check of a variable.
-Children are only times and attributes until the call ends: a live span of the SDK asks the sampler again, and takes a
-lock for every change.
+Spans are only times and attributes until the call ends: a live span of the SDK checks every attribute, and takes a lock
+for every change.
 
 Spans carry ids, names and numbers, never content or credentials.
 """
@@ -18,7 +18,7 @@ from functools import wraps
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer, get_current_span
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tersely.dialects.headers import Headers
@@ -38,7 +38,18 @@ PROVIDERS: dict[Dialect, str] = {
 # What a client writes into a request is shown up to so many characters.
 MAX_NAME = 200
 # Fields of the log line that are attributes of the call's span.
-_SHOWN = ("tenant", "client", "dialect", "strategy", "context", "session", "tokens_before", "tokens_after", "outcome")
+_SHOWN = {
+    "tenant": "tersely.tenant",
+    "client": "tersely.client",
+    "dialect": "tersely.dialect",
+    "strategy": "tersely.strategy",
+    "context": "tersely.context",
+    "tokens_before": "tersely.tokens_before",
+    "tokens_after": "tersely.tokens_after",
+    "outcome": "tersely.outcome",
+    "session": "gen_ai.conversation.id",
+    "route": "http.route",
+}
 _USAGE = {
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",
@@ -46,14 +57,16 @@ _USAGE = {
 }
 _propagator = TraceContextTextMapPropagator()
 _FIELDS = frozenset(_propagator.fields)
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
 
 
 @dataclass(slots=True)
-class ChildSpan:
-    """A step of a call, or a request to a model host."""
+class CallSpan:
+    """A call, a step of it, or a request to a model host. ``parent`` is None for a call that continues no trace."""
 
     context: SpanContext
+    parent: SpanContext | None
     name: str
     kind: SpanKind = SpanKind.INTERNAL
     attributes: dict[str, str | int] = field(default_factory=dict)
@@ -67,26 +80,28 @@ class ChildSpan:
         self.has_failed = True
 
 
-class ChildSpans(Protocol):
-    """Makes the children of sampled calls."""
+class Spans(Protocol):
+    """Makes the ids of spans, and exports them."""
 
     def new_id(self) -> int:
         """Return the id of a new span."""
 
-    def export(self, parent: SpanContext, children: list[ChildSpan]) -> None:
-        """Queue children that have ended."""
+    def new_trace_id(self) -> int:
+        """Return the id of a new trace."""
+
+    def export(self, spans: list[CallSpan]) -> None:
+        """Queue spans that have ended."""
 
 
 class CallTrace:
     """The spans of one sampled call."""
 
-    def __init__(self, span: Span, spans: ChildSpans) -> None:
+    def __init__(self, span: CallSpan, spans: Spans) -> None:
         self._span = span
-        self._context = span.get_span_context()
         self._spans = spans
         self._model = ""
         self._session = ""
-        self._children: list[ChildSpan] = []
+        self._children: list[CallSpan] = []
         self._upstream: list[UpstreamTrace] = []
         self._is_finished = False
 
@@ -117,50 +132,45 @@ class CallTrace:
         self._upstream.append(UpstreamTrace(span))
         return self._upstream[-1]
 
-    def _start(self, name: str, kind: SpanKind = SpanKind.INTERNAL) -> ChildSpan:
-        call = self._context
+    def _start(self, name: str, kind: SpanKind = SpanKind.INTERNAL) -> CallSpan:
+        call = self._span.context
         context = SpanContext(
             call.trace_id, self._spans.new_id(), is_remote=False, trace_flags=call.trace_flags,
             trace_state=call.trace_state,
         )  # fmt: skip
-        self._children.append(ChildSpan(context, name, kind))
-        return self._children[-1]
+        span = CallSpan(context, call, name, kind)
+        self._children.append(span)
+        return span
 
     def fail(self, error: BaseException) -> None:
-        """Mark the call as failed by that error. Its text may quote a message: only its type is shown."""
-        self._span.set_attribute("error.type", type(error).__name__)
-        self._span.set_status(Status(StatusCode.ERROR))
+        """Mark the call as failed by that error."""
+        self._span.fail(type(error).__name__)
 
     def finish(self, line: Mapping[str, Any]) -> None:
         """End every span. ``line``: the fields of the call's log line."""
+        call = self._span
         status = line.get("status", 499)
         if "route" in line:
-            self._span.update_name(f"{line.get('method', '')} {line['route']}".strip())
-        attributes = {f"tersely.{name}": line[name] for name in _SHOWN if line.get(name) is not None}
-        attributes["http.response.status_code"] = status
-        if "session" in line:
-            attributes["gen_ai.conversation.id"] = line["session"]
-        if "route" in line:
-            attributes["http.route"] = line["route"]
-        # One call for all: each takes a lock.
-        self._span.set_attributes(attributes)
+            call.name = f"{line.get('method', '')} {line['route']}".strip()
+        call.attributes |= {to: line[name] for name, to in _SHOWN.items() if line.get(name) is not None}
+        call.attributes["http.response.status_code"] = status
         if status >= 500:
-            self._span.set_status(Status(StatusCode.ERROR))
+            call.has_failed = True
         if self._upstream:
             # A call with several rounds reports the usage of all rounds with the last one.
             usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
             self._upstream[-1].span.attributes |= usage
         for each in self._upstream:
             each.close()
+        call.ended_at = time.time_ns()
         self._is_finished = True
-        self._spans.export(self._context, [child for child in self._children if child.ended_at])
-        self._span.end()
+        self._spans.export([*(child for child in self._children if child.ended_at), call])
 
-    def end_step(self, span: ChildSpan) -> None:
+    def end_step(self, span: CallSpan) -> None:
         """End a step. One that outlives the call, such as a write whose client has left, is exported by itself."""
         span.ended_at = time.time_ns()
         if self._is_finished:
-            self._spans.export(self._context, [span])
+            self._spans.export([span])
 
 
 class SpanOfStep:
@@ -168,7 +178,7 @@ class SpanOfStep:
 
     __slots__ = ("_span", "_trace")
 
-    def __init__(self, trace: CallTrace, span: ChildSpan) -> None:
+    def __init__(self, trace: CallTrace, span: CallSpan) -> None:
         self._trace = trace
         self._span = span
 
@@ -184,7 +194,7 @@ class SpanOfStep:
 class UpstreamTrace:
     """The span of one request to a model host. It ends with the reply, and is completed when the call ends."""
 
-    def __init__(self, span: ChildSpan) -> None:
+    def __init__(self, span: CallSpan) -> None:
         self.span = span
 
     def headers(self, headers: Headers) -> Headers:
@@ -212,48 +222,34 @@ class UpstreamTrace:
 
 
 class Sampler(Protocol):
-    """What a sampler of the SDK answers to."""
+    """A sampler of the SDK."""
 
     def should_sample(self, parent_context: Context | None, trace_id: int, name: str, kind: SpanKind) -> Any:
-        """Return a result whose ``decision`` says whether a trace is sampled."""
-
-
-class TraceIds(Protocol):
-    """Makes the ids of traces. ``next_id`` is the id of the next one; 0: a new one."""
-
-    next_id: int
-
-    def generate_trace_id(self) -> int:
-        """Return ``next_id``, or a new id."""
+        """Decide whether a trace is sampled, with which attributes and trace state."""
 
 
 class Tracing:
-    """Starts the traces of sampled calls.
+    """Starts the traces of sampled calls."""
 
-    The sampler is asked before there is a span: to make one that records nothing costs three times as much.
-    """
-
-    def __init__(self, tracer: Tracer, sampler: Sampler, ids: TraceIds, spans: ChildSpans) -> None:
-        """``sampler``, ``ids`` and ``spans`` are those of the tracer."""
-        self._tracer = tracer
+    def __init__(self, sampler: Sampler, spans: Spans) -> None:
         self._sampler = sampler
-        self._ids = ids
         self._spans = spans
 
     def begin(self, method: str, path: str, parent: Mapping[str, str]) -> CallTrace | None:
         """Begin the trace of a call; None if it is not sampled. ``parent``: the caller's headers that name a trace."""
         context = _propagator.extract(parent) if "traceparent" in parent else Context()
+        callers = get_current_span(context).get_span_context()
+        trace_id = callers.trace_id or self._spans.new_trace_id()
         name = f"{method} call"
-        trace_id = get_current_span(context).get_span_context().trace_id or self._ids.generate_trace_id()
-        if not self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER).decision.is_sampled():
+        sampled = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER)
+        if not sampled.decision.is_sampled():
             return None
-        self._ids.next_id = trace_id
-        try:
-            attributes = {"http.request.method": method, "url.path": path[:MAX_NAME]}
-            span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, attributes=attributes)
-        finally:
-            self._ids.next_id = 0
-        return CallTrace(span, self._spans) if span.is_recording() else None
+        own = SpanContext(
+            trace_id, self._spans.new_id(), is_remote=False, trace_flags=_SAMPLED, trace_state=sampled.trace_state
+        )
+        attributes = {**sampled.attributes, "http.request.method": method, "url.path": path[:MAX_NAME]}
+        span = CallSpan(own, callers if callers.is_valid else None, name, SpanKind.SERVER, attributes)
+        return CallTrace(span, self._spans)
 
     @contextmanager
     def running(self, trace: CallTrace, line: Mapping[str, Any]) -> Iterator[None]:
