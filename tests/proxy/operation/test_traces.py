@@ -246,7 +246,7 @@ def test_a_step_that_ends_after_its_call_is_exported() -> None:
     assert exported == ["context", "call", "store"]
 
 
-async def test_limits_of_attributes_in_the_environment_are_kept(
+async def test_a_new_trace_has_random_ids_and_keeps_limits_of_attributes(
     database: Database, model: Model, collector: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "6")
@@ -255,6 +255,10 @@ async def test_limits_of_attributes_in_the_environment_are_kept(
         assert (await WIRES["openai_chat"].send(service, "Hello")).status == 200
         collector.wait(1)
     (call,) = collector.calls()
+    assert call.parent == ""
+    # Three: sampled, and an id of random bits.
+    assert model.last.headers["Traceparent"].startswith(f"00-{call.trace}-")
+    assert model.last.headers["Traceparent"].endswith("-03")
     assert len(call.attributes) == 6
     texts = [value for span in collector.spans for value in span.attributes.values() if isinstance(value, str)]
     assert texts

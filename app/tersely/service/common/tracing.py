@@ -58,6 +58,7 @@ _USAGE = {
 _propagator = TraceContextTextMapPropagator()
 _FIELDS = frozenset(_propagator.fields)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_SAMPLED_RANDOM = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
 _active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
 
 
@@ -239,16 +240,18 @@ class Tracing:
         """Begin the trace of a call; None if it is not sampled. ``parent``: the caller's headers that name a trace."""
         context = _propagator.extract(parent) if "traceparent" in parent else Context()
         callers = get_current_span(context).get_span_context()
-        trace_id = callers.trace_id or self._spans.new_trace_id()
+        is_new = not callers.is_valid
+        trace_id = self._spans.new_trace_id() if is_new else callers.trace_id
         name = f"{method} call"
         sampled = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER)
         if not sampled.decision.is_sampled():
             return None
+        flags = _SAMPLED_RANDOM if is_new or callers.trace_flags.random_trace_id else _SAMPLED
         own = SpanContext(
-            trace_id, self._spans.new_id(), is_remote=False, trace_flags=_SAMPLED, trace_state=sampled.trace_state
+            trace_id, self._spans.new_id(), is_remote=False, trace_flags=flags, trace_state=sampled.trace_state
         )
         attributes = {**sampled.attributes, "http.request.method": method, "url.path": path[:MAX_NAME]}
-        span = CallSpan(own, callers if callers.is_valid else None, name, SpanKind.SERVER, attributes)
+        span = CallSpan(own, None if is_new else callers, name, SpanKind.SERVER, attributes)
         return CallTrace(span, self._spans)
 
     @contextmanager
