@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from tersely.domain.errors import LimitExceeded, StoreUnavailable
@@ -182,11 +183,17 @@ class Limiter:
 
     def _start_refill(self, account: Account, *, wants: bool) -> asyncio.Task[None]:
         task = self._refills.get(account.subject)
-        if task is None:
+        # A finished task stays in the table until the loop runs its callbacks. Waiting for it does not yield to the
+        # loop: a request that repeats until it has its portion would hold up the whole process.
+        if task is None or task.done():
             task = asyncio.get_running_loop().create_task(self._sync(account, wants=wants))
             self._refills[account.subject] = task
-            task.add_done_callback(lambda _: self._refills.pop(account.subject, None))
+            task.add_done_callback(partial(self._remove_refill, account.subject))
         return task
+
+    def _remove_refill(self, subject: LimitHolder, task: asyncio.Task[None]) -> None:
+        if self._refills.get(subject) is task:
+            del self._refills[subject]
 
     async def _sync(self, account: Account, *, wants: bool) -> None:
         # One pass of the loop, so that requests that arrive together ask together.
