@@ -187,7 +187,7 @@ class Rig:
     async def wait_started(self) -> None:
         """Wait until all replicas that were started again take calls."""
         while self.starting:
-            await asyncio.wait(list(self.starting.values()), timeout=1)
+            await next(iter(self.starting.values()))
 
     def url_for(self, kind: str) -> str:
         """Deltas move between the replicas that share a spool; everything else between all."""
@@ -244,7 +244,7 @@ async def _takes_calls(http: aiohttp.ClientSession, url: str) -> Counter[str]:
         body = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": f"hello {secrets.token_hex(8)}"}]}
         try:
             async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-                text = await response.text()
+                text = (await response.read()).decode("utf-8", "replace")
                 context = response.headers.get("x-tersely-context")
                 if response.status == 200 and context in {"built", "passthrough"}:
                     return failures
