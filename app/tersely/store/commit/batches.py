@@ -163,7 +163,7 @@ async def _write_unchanged_sessions(database: Database, tenant: str, attempts: l
 async def _write_row_by_row(database: Database, tenant: str, attempts: list[Attempt]) -> list[Attempt]:
     """Do the same with one statement for each row: a node of a distributed Postgres keeps plans of such alone."""
     held: set[str] = set()
-    async with database.transaction(tenant) as connection:
+    async with database.group_commit(tenant) as connection:
         for makes, statement in ((False, HOLD_SESSION), (True, MAKE_SESSION)):
             alike = [attempt.session_arguments(tenant) for attempt in attempts if (attempt.create is not None) is makes]
             if alike:

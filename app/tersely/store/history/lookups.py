@@ -196,12 +196,10 @@ class Lookups:
         session = hit.session
         if not hit.is_current or hit.seq < session.cut:
             return hit
+        if question.known is not None and _is_unchanged(question.known.session, session):
+            return question.known
         cached = self._tail_cache.ending_with(tenant, question.chains[0])
-        if cached is not None and (
-            cached.session.id,
-            cached.session.version,
-            cached.session.created_at,
-        ) == (session.id, session.version, session.created_at):
+        if cached is not None and _is_unchanged(cached.session, session):
             return replace(hit, session=cached.session, tail=cached.rows)
         # Rows that were written since the session was read are not part of it.
         rows = [
@@ -240,6 +238,10 @@ class Lookups:
                 tail=tail.rows,
             )  # fmt: skip
         return found
+
+
+def _is_unchanged(known: Session, stored: Session) -> bool:
+    return (known.id, known.version, known.created_at) == (stored.id, stored.version, stored.created_at)
 
 
 def _fail(questions: list[_Question], error: StoreUnavailable) -> None:
