@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tersely.store.commit import decisions, epochs, late_writes, turns
+from tersely.store.commit import epochs, late_writes, turns
 from tersely.store.history import messages, sessions, terse
 from tersely.store.history.sessions import in_flight
 from tests.conftest import Database
@@ -131,8 +131,8 @@ OF_ONE_SESSION: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "the size of the tail": (epochs.TAIL_SIZE, ("s3", 25, [3, 7]), "seq"),
     "the pause before a message": (epochs.TIMES, ("s3", 25), "seq"),
     "the newest message": (messages.NEWEST_AT, ("s3",), ""),
-    "the last turn": (decisions.LAST_TURN, ("s3",), ""),
-    "the log": (terse.NEWEST_ENTRIES, ("s3", 5), "seq"),
+    "the last link": (messages.LAST_LINK, ("s3",), ""),
+    "the log": (terse.NEWEST_ENTRIES, ("s3", 5, [3]), "seq"),
     "the messages of turns": (turns.GROUPS, ("s3", 3, 4), "turn"),
     "the messages of a turn": (turns.OF_TURN, ("s3", 3), "turn"),
 }

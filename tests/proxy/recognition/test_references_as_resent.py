@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
@@ -71,20 +71,29 @@ BRANCHES = steps_of(["say", "say", "tool", "again"], [0, 0, 0, 1, 2, 4])
 NOTES = steps_of(["say", "tool", "developer"], [0])
 
 
+# A reply, the session in Tersely's own header, a conversation of the host's, or nothing: the whole history is sent.
+Reference = Literal["reply", "session", "conversation", "history"]
+
+
 @dataclass(slots=True)
 class Client:
-    """One that names replies, or one that sends all that led to them."""
+    """One that names what leads to a reply, or sends it.
+
+    A session's name brings new messages alone behind the last reply, and the history for a branch. A conversation grows
+    at its end until the first branch; then replies are named.
+    """
 
     services: Sequence[Service]
     model: Model
     key: str
     tag: str
-    names: bool
+    by: Reference
     streams: bool = False
     replies: list[tuple[str, Items]] = field(default_factory=list)
     shown: list[Any] = field(default_factory=list)
     session: str = ""
     last: tuple[int, Items, str | None] | None = None
+    last_in_conversation: int = 0
     calls: dict[str, str] = field(default_factory=dict)
 
     def do(self, step: Step) -> None:
@@ -110,10 +119,14 @@ class Client:
         request: dict[str, Any] = {"model": MODEL, "user": self.key, "tools": [TOOL]}
         if instructions is not None:
             request["instructions"] = instructions
-        if self.names and name:
+        request["input"] = [*before, *items]
+        in_conversation = self.by == "conversation" and at == self.last_in_conversation == len(self.replies)
+        if in_conversation:
+            request |= {"conversation": f"conv_{self.key}", "input": items}
+        elif self.by in {"reply", "conversation"} and name:
             request |= {"previous_response_id": name, "input": items}
-        else:
-            request["input"] = [*before, *items]
+        elif self.by == "session" and at == len(self.replies):
+            request["input"] = items
         if not str(items[-1].get("content")).startswith((CALL, f"{self.key} {CALL}")):
             self.model.script(self.key, self._next_reply())
         answer, response = self._post(request)
@@ -123,13 +136,16 @@ class Client:
         self.shown.append(self._shown())
         output: Items = response["output"]
         self.replies.append((response["id"], [*before, *items, *output]))
+        if in_conversation:
+            self.last_in_conversation = len(self.replies)
         return output
 
     def _post(self, request: dict[str, Any]) -> tuple[Answered, dict[str, Any]]:
         """Ask the replicas in turn; return the answer and the response object in it."""
         service = self.services[len(self.replies) % len(self.services)]
         body = json.dumps(request | ({"stream": True} if self.streams else {})).encode()
-        answer = asyncio.run(post(service, body, path="/v1/responses"))
+        named = {"X_Tersely_Session": f"s-{self.key}"} if self.by == "session" else {}
+        answer = asyncio.run(post(service, body, path="/v1/responses", **named))
         assert answer.status == 200, answer.body
         if not self.streams:
             return answer, answer.json
@@ -194,12 +210,16 @@ def talked_with(request: pytest.FixtureRequest, store: Database, model: Model) -
         yield (one, other), model, TAGS.get(request.param.partition(",")[0], "")
 
 
-def two_ways(talked_with: TalkedWith, steps: list[Step], *, streams: bool = False) -> tuple[Client, Client]:
-    """Have a client that names replies and one that sends everything take the same steps."""
+def two_ways(
+    talked_with: TalkedWith, steps: list[Step], *, by: Reference = "reply", streams: bool = False
+) -> tuple[Client, Client]:
+    """Have a client that names something and one that sends everything take the same steps."""
     key = f"k{secrets.token_hex(4)}{next(_numbers):04}"
     services, model, tag = talked_with
-    named = Client(services, model, key=f"{key}n", tag=tag, names=True, streams=streams)
-    resent = Client(services, model, key=f"{key}r", tag=tag, names=False, streams=streams)
+    named = Client(services, model, key=f"{key}n", tag=tag, by=by, streams=streams)
+    resent = Client(services, model, key=f"{key}r", tag=tag, by="history", streams=streams)
+    if by == "session":  # a session keeps the instructions of a call that brings none
+        steps = [replace(step, instructions=step.instructions or "Be kind.") for step in steps]
     for step in steps:
         named.do(step)
         resent.do(step)
@@ -221,13 +241,15 @@ def say(words: str, at: int = 0) -> Step:
 
 
 @as_property
-@example([say("more"), say("same"), say("else"), say("same"), say("same", 2), say("more", 1), say("more")])
-@example([say("more"), say("else"), say("same"), say("same", 2), say("on", 1), say("more", 1)])
-@example([say("more"), say("else", 1), *(say("on") for _ in range(5)), say("back", 2), say("more", 1)])
-@example([say(LONG) for _ in range(6)] + [say("back", 4), say("more"), say("again", 2), say("on", 1), say("more")])
-@given(steps=BRANCHES)
-def test_branches_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> None:
-    named, resent = two_ways(talked_with, steps)
+@example([say("more"), say("same"), say("else"), say("same"), say("same", 2), say("more", 1), say("more")], "reply")
+@example([say("more"), say("else"), say("same"), say("same", 2), say("on", 1), say("more", 1)], "session")
+@example([say("more"), say("else", 1), *(say("on") for _ in range(5)), say("back", 2), say("more", 1)], "session")
+@example(
+    [say(LONG) for _ in range(6)] + [say("back", 4), say("more"), say("again", 2), say("on", 1), say("more")], "reply"
+)
+@given(steps=BRANCHES, by=st.sampled_from(["reply", "session"]))
+def test_branches_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step], by: Reference) -> None:
+    named, resent = two_ways(talked_with, steps, by=by)
     assert named.stored() == resent.stored()
 
 
@@ -238,6 +260,7 @@ def test_notes_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> N
     assert named.stored() == resent.stored()
 
 
+@pytest.mark.parametrize("by", ["reply", "session"])
 @pytest.mark.parametrize(
     "steps",
     [
@@ -247,8 +270,8 @@ def test_notes_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> N
     ],
     ids=["short", "long", "tools"],
 )
-def test_streamed_branches_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> None:
-    named, resent = two_ways(talked_with, steps, streams=True)
+def test_streamed_branches_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step], by: Reference) -> None:
+    named, resent = two_ways(talked_with, steps, by=by, streams=True)
     assert named.stored() == resent.stored()
 
 
@@ -275,11 +298,11 @@ def test_id_names_one_of_two_replies_with_equal_words(store: Database, model: Mo
             assert f"<terse>{other}</terse>" not in sent
 
 
-@pytest.mark.parametrize("names", [True, False])
-def test_branch_behind_the_cut_shows_the_turns_of_the_strategy(store: Database, model: Model, *, names: bool) -> None:
+@pytest.mark.parametrize("by", ["reply", "session", "history"])
+def test_branch_behind_the_cut_shows_the_turns_of_the_strategy(store: Database, model: Model, by: Reference) -> None:
     key = f"k{secrets.token_hex(4)}"
     with serve(store, model.url, **RECIPES["window"]) as service:
-        client = Client([service], model, key=key, tag="", names=names)
+        client = Client([service], model, key=key, tag="", by=by)
         for number in range(1, 6):
             client.do(say(f"question {number}"))
         client.do(say("another way", at=2))
@@ -288,13 +311,30 @@ def test_branch_behind_the_cut_shows_the_turns_of_the_strategy(store: Database, 
     assert "question 4" not in sent
 
 
+@pytest.mark.parametrize("by", ["reply", "session", "history"])
+def test_log_has_the_line_of_the_reply_that_the_client_returns_to(store: Database, model: Model, by: Reference) -> None:
+    key = f"k{secrets.token_hex(4)}"
+    with serve(store, model.url, **RECIPES["slim, cut at once"]) as service:
+        client = Client([service], model, key=key, tag=TAGS["slim"], by=by)
+        for step in [say("more"), say("else"), say("else", 1)]:
+            client.do(step)
+        for step, line, other in [(say("on", 1), "said 2", "said 3"), (say("further", 1), "said 3", "said 2")]:
+            client.do(step)
+            sent = model.requests(key)[-1].body.decode()
+            assert f"assistant: {line}" in sent
+            assert other not in sent
+            assert "Reply" not in sent
+
+
 # Each number says behind which reply a question comes, counted from the last one. The twelve turns of the trunk are
 # too many for every strategy but one.
 BEHIND = [*[0] * 12, 5, 0, 0, 3, 0, 14, 0, 0, 5, 0]
 SMALL = '{"high": 1500, "low": 500, "instructions_at": 0}'
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("by", "streams"), [("reply", False), ("reply", True), ("session", True), ("conversation", False)]
+)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -308,14 +348,15 @@ SMALL = '{"high": 1500, "low": 500, "instructions_at": 0}'
     ids=lambda strategy: strategy["name"],
 )
 def test_branches_over_cuts_by_ids_as_resent(
-    store: Database, model: Model, strategy: dict[str, Any], *, streams: bool
+    store: Database, forgetful: Model, strategy: dict[str, Any], by: Reference, *, streams: bool
 ) -> None:
     """The model sees its own branch alone, and the same whether the client names ids or resends the history."""
+    model = forgetful
     key, tag = f"k{secrets.token_hex(4)}", TAGS.get(strategy["name"], "")
     shows_all = strategy["name"] == "full"
     with serve(store, model.url, strategy=json.dumps(strategy), epoch=SMALL) as service:
-        named = Client([service], model, key=f"{key}n", tag=tag, names=True, streams=streams)
-        resent = Client([service], model, key=f"{key}r", tag=tag, names=False, streams=streams)
+        named = Client([service], model, key=f"{key}n", tag=tag, by=by, streams=streams)
+        resent = Client([service], model, key=f"{key}r", tag=tag, by="history", streams=streams)
         for number, at in enumerate(BEHIND, 1):
             for client in (named, resent):
                 client.do(say(f"question {number}: {LONG}", at))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from tersely.domain.history.links import HIDDEN, MessageIdentity, StoredLink
+from tersely.domain.history.predecessors import Predecessors
 
 # Rows looked at for one repeated message ("Ok."): keeps the alignment quick on hostile histories.
 MAX_CANDIDATES = 16
@@ -28,20 +29,22 @@ def match_rows(
     links = [index for index, message in enumerate(incoming) if message.is_link][first_link:]
     stored = [row for row in rows if row.is_link]
     known = _by_number(stored, incoming, links)
+    predecessors = Predecessors(stored, is_beginning=first_link == 0)
     if not known:
         live = [row for row in stored if row.status == "live"]
         known = dict(_common_prefix(live, incoming, links))
         if any(incoming[index].role == "assistant" for index in links[len(known) :]):
-            known = _find_branch(stored, incoming, links, question_index) or known
+            known = _find_branch(stored, predecessors, incoming, links, question_index) or known
     rest = links[len(known) :]
     if rest:
         last = known[links[len(known) - 1]].position if known else float("-inf")
         aligned = _align([row for row in stored if row.position > last], incoming, rest, question_index)
-        known |= _without_strays(incoming, links, known, aligned, is_beginning=first_link == 0)
+        known |= _without_strays(predecessors, incoming, links, known, aligned, is_beginning=first_link == 0)
     return _with_instructions(rows, incoming, known)
 
 
 def _without_strays(
+    predecessors: Predecessors,
     incoming: Sequence[MessageIdentity],
     links: Sequence[int],
     prefix: Mapping[int, StoredLink],
@@ -51,9 +54,8 @@ def _without_strays(
 ) -> dict[int, StoredLink]:
     """Remove from ``aligned`` the stored questions that belong to another beginning than the request's.
 
-    Two replies may follow one question only if the same history leads to both. The messages before a superseded reply
-    are found by their ``follows``. ``prefix`` are the links in front. ``is_beginning``: the first of ``links`` is the
-    first of the history.
+    Two replies may follow one question only if the same history leads to both. ``prefix`` are the links in front.
+    ``is_beginning``: the first of ``links`` is the first of the history.
     """
     known = {**prefix, **aligned}
     if links and links[-1] not in known:
@@ -63,7 +65,7 @@ def _without_strays(
     before = known[replied].seq if replied is not None else 0 if is_beginning else None
     for index in question:
         row = known.get(index)
-        if row is None or not (index in prefix or before is None or row.follows in (None, before)):
+        if row is None or not (index in prefix or before is None or predecessors.lead(before, row)):
             return {each: aligned[each] for each in aligned if each < index}
         before = row.seq
     return dict(aligned)
@@ -80,20 +82,23 @@ def _by_number(
 
 
 def _find_branch(
-    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int], question_index: int
+    stored: Sequence[StoredLink],
+    predecessors: Predecessors,
+    incoming: Sequence[MessageIdentity],
+    links: Sequence[int],
+    question_index: int,
 ) -> dict[int, StoredLink]:
     """Return ``links`` up to the last reply with the stored rows that led to it; empty if they differ.
 
-    Other branches may contain equal text. The ``follows`` of each stored message identifies its branch.
+    Other branches may contain equal text. The predecessors of each stored message identify its branch.
     """
     end = next((at for at in range(len(links) - 1, -1, -1) if incoming[links[at]].role == "assistant"), -1)
     if end < 0:
         return {}
-    rows = {row.seq: row for row in stored}
     last = [row for row in stored if row.digest == incoming[links[end]].digest]
     last.sort(key=lambda row: (row.status == "live", row.seq), reverse=True)
     for row in last[:MAX_CANDIDATES]:
-        branch = _follow_back(row, rows, incoming, links[: end + 1], question_index)
+        branch = _follow_back(row, predecessors, incoming, links[: end + 1], question_index)
         if branch:
             return branch
     return {}
@@ -101,24 +106,20 @@ def _find_branch(
 
 def _follow_back(
     last: StoredLink,
-    rows: Mapping[int, StoredLink],
+    predecessors: Predecessors,
     incoming: Sequence[MessageIdentity],
     links: Sequence[int],
     question_index: int,
 ) -> dict[int, StoredLink]:
-    """Return ``links`` with ``last`` and its predecessors by ``follows``; empty if one of them differs."""
+    """Return ``links`` with ``last`` and the messages that led to it; empty if one of them differs."""
     known: dict[int, StoredLink] = {}
-    row: StoredLink | None = last
+    candidates: Iterable[StoredLink] = [last]
     for index in reversed(links):
-        if row is None or row.digest != incoming[index].digest:
-            return {}
-        if row.status in HIDDEN and index >= question_index:
+        row = next((row for row in candidates if row.digest == incoming[index].digest), None)
+        if row is None or (row.status in HIDDEN and index >= question_index):
             return {}
         known[index] = row
-        before = rows.get(row.follows) if row.follows else None
-        if before is not None and before.position >= row.position:
-            return {}
-        row = before
+        candidates = predecessors.rows_before(row)
     return dict(reversed(known.items()))
 
 

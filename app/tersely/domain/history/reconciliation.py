@@ -220,11 +220,18 @@ def _kind(
 
 
 def append_messages(
-    incoming: Sequence[MessageIdentity], *, last_seq: int, turns: int, turn: int, superseded: Iterable[int] = ()
+    incoming: Sequence[MessageIdentity],
+    *,
+    last_seq: int,
+    turns: int,
+    turn: int,
+    follows_seq: int | None = None,
+    superseded: Iterable[int] = (),
 ) -> Reconciliation:
     """Append every incoming message to a session whose last turn is ``turn`` (0: it is empty).
 
-    ``superseded``: the stored instructions that the incoming ones replace.
+    ``follows_seq``: the session's last link (None: unknown). ``superseded``: the stored instructions that the incoming
+    ones replace.
     """
     placed: list[PlacedMessage] = []
     numbering = TurnNumbering(turns=turns, turn=turn, has_user=turn > 0)
@@ -239,7 +246,7 @@ def append_messages(
         restored=(),
         last_seq=last_seq,
         turns=numbering.turns,
-        follows_seq=None,
+        follows_seq=follows_seq,
     )
 
 

@@ -50,14 +50,15 @@ async def load_epoch_inputs(
     inputs = EpochInputs()
     taken_back = superseded_links(match)
     if isinstance(strategy, Full | Slim | Tiered):
-        inputs = await terse.log_inputs(connection, tenant, session_id)
+        inputs = await terse.log_inputs(connection, tenant, session_id, restored=match.decision.restored)
         inputs = replace(inputs, terse=tuple(e for e in inputs.terse if e.seq not in taken_back))
     if isinstance(strategy, Window):
         inputs = await _with_notes(connection, tenant, session_id, match.decision, inputs)
     made: list[Summary] = []
     for purpose, limit in SUMMARIES.get(type(strategy), ()):
         made += await summaries.newest(connection, tenant, session_id, [purpose], limit=limit)
-    good = [s for s in made if not any(s.first_seq <= seq <= s.last_seq for seq in taken_back)]
+    changed = taken_back | restored_links(match)
+    good = [s for s in made if not any(s.first_seq <= seq <= s.last_seq for seq in changed)]
     return replace(inputs, summaries=tuple(good))
 
 

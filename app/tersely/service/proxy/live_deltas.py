@@ -53,8 +53,14 @@ def next_deltas(deltas: Deltas, history: IncomingHistory, write: ReplyWrite) -> 
 
 def append_delta(live: LiveSession, history: IncomingHistory) -> Reconciliation:
     """Place the messages of a call behind the last reply, as the full path does."""
-    session = live.session
-    return append_messages(history.identities, last_seq=session.last_seq, turns=session.turns, turn=live.reply.row.turn)
+    session, reply = live.session, live.reply.row
+    return append_messages(
+        history.identities,
+        last_seq=session.last_seq,
+        turns=session.turns,
+        turn=reply.turn,
+        follows_seq=reply.seq,
+    )
 
 
 def entries_of_delta(

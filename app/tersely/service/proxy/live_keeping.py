@@ -475,7 +475,7 @@ def _rows_of(write: ReplyWrite) -> list[TailRow]:
     """Return the rows of a request's new messages, as a lookup reads them."""
     request = write.request
     rows: list[TailRow] = []
-    follows = 0
+    follows = request.decision.follows_seq
     for placed, incoming, count in zip(request.decision.placed, request.incoming, request.tokens, strict=True):
         if placed.is_new:
             row = StoredLink(

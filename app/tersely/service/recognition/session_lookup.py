@@ -197,8 +197,10 @@ async def _delta(
         before = [each for each in tail if not each.row.is_link or each.row.position < again[0].position]
     else:
         turn = max((row.row.turn for row in tail), default=session.turns)
+        live = (each.row.seq for each in reversed(tail) if each.row.is_link and each.row.status == "live")
+        last = next(live, None if session.last_seq else 0)
         replaced = await _replaced_instructions(connection, tenant, incoming, tail, session)
-        decision = append_messages(incoming.identities, **counters, turn=turn, superseded=replaced)
+        decision = append_messages(incoming.identities, **counters, turn=turn, follows_seq=last, superseded=replaced)
         before = list(tail)
     return SessionMatch(
         session_id=session.id,

@@ -30,7 +30,6 @@ from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.memos.selection import choose_memos, memo_limit
 from tersely.service.recognition.incoming_history import hash_history
-from tersely.store.commit import turns
 from tersely.store.commit.records import HiddenReplyParts, NewSession, Outcome, RequestWrite
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Connection, Database
@@ -96,12 +95,14 @@ class _StrippedReply:
 class _SessionState:
     """What appending needs to know of a session; ``session`` is None for a new one.
 
-    ``turn`` is the last turn, ``superseded`` are the sequence numbers of instructions that the new messages replace,
-    ``memos`` the memos that come with a new message, by its index, and ``tags`` the kinds of tags to strip.
+    ``last_link`` is the last link, ``turn`` its turn, ``superseded`` are the sequence numbers of instructions that the
+    new messages replace, ``memos`` the memos that come with a new message, by its index, and ``tags`` the kinds of tags
+    to strip.
     """
 
     session: Session | None
     config: ContextConfig
+    last_link: int = 0
     turn: int = 0
     superseded: Sequence[int] = ()
     memos: Mapping[int, HiddenReplyParts]
@@ -175,6 +176,7 @@ class Messages:
                 last_seq=session.last_seq if session else 0,
                 turns=session.turns if session else 0,
                 turn=before.turn,
+                follows_seq=before.last_link,
                 superseded=before.superseded,
             ),
             session=session,
@@ -212,10 +214,12 @@ class Messages:
             tags = config.hidden_tags
             if any(message.role == "assistant" for message in read):
                 tags |= await _kinds_shown(connection, tenant, session, config)
+            last, turn = await store.last_link(connection, tenant, session_id)
             return _SessionState(
                 session=session,
                 config=config,
-                turn=await turns.last_turn(connection, tenant, session_id),
+                last_link=last,
+                turn=turn,
                 superseded=superseded,
                 memos=memos,
                 tags=tags,

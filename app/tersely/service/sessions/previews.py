@@ -197,7 +197,7 @@ def as_text(preview: Preview, dialect: str) -> str:
 
 async def _find(connection: Connection, tenant: str, session: Session, incoming: IncomingHistory) -> SessionMatch:
     """Match the given messages as the next ones of the session."""
-    turn = await turns.last_turn(connection, tenant, session.id)
+    _, turn = await store.last_link(connection, tenant, session.id)
     decision = append_messages(incoming.identities, last_seq=session.last_seq, turns=session.turns, turn=turn)
     tail = await store.tail_rows(connection, tenant, session.id, session.cut, last=session.last_seq)
     rows = [row for row in tail if not row.is_hidden]

@@ -21,7 +21,7 @@ from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.store.commit import turns
 from tersely.store.commit.turns import HiddenStatus, TurnRow
 from tersely.store.db.connection import Connection, Database
-from tersely.store.history import session_lists, sessions
+from tersely.store.history import messages, session_lists, sessions
 from tersely.store.history.session_lists import ListedSession, Narrowing, SessionCursor, Sort
 from tersely.store.history.sessions import Configuration
 from tersely.store.notes import daily_memory as memory
@@ -178,7 +178,7 @@ class Sessions:
         """Take the last turn back. `Conflict` when there is none, or when it is not the ``expected`` one."""
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
-            turn = await turns.last_turn(connection, tenant, session_id)
+            _, turn = await messages.last_link(connection, tenant, session_id)
             if expected is not None and turn != expected:
                 raise Conflict("another turn is the last one by now: look again")
             memory_runs = await turns.hide(connection, tenant, session, turn, "undone", self._clock()) if turn else None

@@ -15,15 +15,6 @@ from tersely.store.commit.records import ReferencedReply, RequestWrite, State
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages
 
-# Late replies stand between older messages; of the messages that came last, one is the last by place. Found from the
-# end, so that it costs the same in every session.
-LAST_TURN = """
-SELECT turn FROM (
-    SELECT turn, place, seq FROM messages
-    WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 64
-) AS newest ORDER BY place DESC, seq DESC LIMIT 1
-"""
-
 
 async def decide_again(
     connection: Connection, tenant: str, write: RequestWrite, state: State, earlier: Append | None
@@ -119,7 +110,7 @@ async def _reconcile_again(
 
 async def append_again(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Reconciliation:
     """Return the decision for messages that are appended at the present end of the session."""
-    turn = await connection.fetchval(LAST_TURN, tenant, state.id) or 0
+    seq, turn = await messages.last_link(connection, tenant, state.id)
     superseded: list[int] = []
     if write.replaces_instructions:
         stored = await messages.instructions(connection, tenant, state.id)
@@ -127,4 +118,11 @@ async def append_again(connection: Connection, tenant: str, write: RequestWrite,
         kinds = {is_outside_messages(raw) for message, raw in brought if message.is_instruction}
         given = [message for message in stored if message.role in INSTRUCTION_ROLES]
         superseded = [message.seq for message in given if is_outside_messages(message.raw) in kinds]
-    return append_messages(write.incoming, last_seq=state.last_seq, turns=state.turns, turn=turn, superseded=superseded)
+    return append_messages(
+        write.incoming,
+        last_seq=state.last_seq,
+        turns=state.turns,
+        turn=turn,
+        follows_seq=seq,
+        superseded=superseded,
+    )

@@ -417,6 +417,7 @@ def _insert_before(
         last_seq=state.last_seq,
         turns=state.turns,
         turn=before[-1].turn if before else 0,
+        follows_seq=before[-1].seq if before else 0,
     )
     numbered = enumerate(again.placed, start=1)
     placed = tuple(structs.replace(each, position=lower + step * number) for number, each in numbered)

@@ -16,7 +16,6 @@ from msgspec import structs
 from tersely.domain.history.history import Epoch, Status
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session
-from tersely.store.commit.decisions import LAST_TURN
 from tersely.store.db.connection import Connection
 from tersely.store.history import artifacts, sent_contexts
 from tersely.store.history.messages import StoredMessage
@@ -145,11 +144,6 @@ async def ends(
 async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
     """Return which of the turns ``first`` to ``last`` have live messages."""
     return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, first, _int4(last))]
-
-
-async def last_turn(connection: Connection, tenant: str, session_id: str) -> int:
-    """Return the turn of the last live message; 0 when there is none. Costs the same in every session."""
-    return await connection.fetchval(LAST_TURN, tenant, session_id) or 0
 
 
 async def between(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[TurnRow]:

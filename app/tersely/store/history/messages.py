@@ -115,6 +115,14 @@ SELECT seq FROM messages WHERE {HERE} AND seq < $3 AND pinned AND status = 'live
 ORDER BY seq
 """
 
+# Late replies stand between older messages; of the messages that came last, one is the last by place. Found from the
+# end, so that it costs the same in every session.
+LAST_LINK = f"""
+SELECT seq, turn FROM (
+    SELECT turn, place, seq FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 64
+) AS newest ORDER BY place DESC, seq DESC LIMIT 1
+"""
+
 # Only superseded messages need `follows`: the current ones form one history.
 LEADING_TO = f"""
 WITH RECURSIVE back AS (
@@ -331,6 +339,15 @@ async def newest_within(
 async def pinned_before(connection: Connection, tenant: str, session_id: str, seq: int) -> list[int]:
     """Return the numbers of the live pinned messages before ``seq``. O(history)."""
     return [record["seq"] for record in await connection.fetch(PINNED_BEFORE, tenant, session_id, seq)]
+
+
+async def last_link(connection: Connection, tenant: str, session_id: str) -> tuple[int, int]:
+    """Return the sequence number and the turn of the last live link; zeros if there is none.
+
+    Costs the same in every session.
+    """
+    record = await connection.fetchrow(LAST_LINK, tenant, session_id)
+    return (record["seq"], record["turn"]) if record else (0, 0)
 
 
 async def questions_of(

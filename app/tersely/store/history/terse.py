@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from asyncpg import Record
 
 from tersely.domain.history.history import EpochInputs, TerseEntry
@@ -11,14 +13,19 @@ from tersely.store.db.connection import Connection
 NEWEST = 400
 
 # An entry shares the status of its message. There is no join, which could be planned as a scan of all messages.
-LIVE = """
+STATUS = "(SELECT m.status FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq = t.seq)"
+ENTRIES = """
 SELECT t.turn, t.seq, t.number, t.role, t.source, t.created_at, t.text FROM terse t
-WHERE t.tenant_id = $1 AND t.session_id = $2 AND 'live' = (
-    SELECT m.status FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq = t.seq
-)
+WHERE t.tenant_id = $1 AND t.session_id = $2
 """
-NEWEST_ENTRIES = LIVE + " ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3"
-ALL_ENTRIES = LIVE + " AND (t.turn, t.seq, t.number) > ($3, $4, $5) ORDER BY t.turn, t.seq, t.number LIMIT $6"
+NEWEST_ENTRIES = f"""
+{ENTRIES} AND (t.seq = ANY($4::bigint[]) OR {STATUS} = 'live')
+ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3
+"""
+ALL_ENTRIES = f"""
+{ENTRIES} AND {STATUS} = 'live' AND (t.turn, t.seq, t.number) > ($3, $4, $5)
+ORDER BY t.turn, t.seq, t.number LIMIT $6
+"""
 
 
 def _entry(record: Record) -> TerseEntry:
@@ -32,9 +39,14 @@ def _entry(record: Record) -> TerseEntry:
     )
 
 
-async def log_inputs(connection: Connection, tenant: str, session_id: str) -> EpochInputs:
-    """Return the log's inputs for a new epoch: the newest entries, and how many turns precede them."""
-    records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, NEWEST)
+async def log_inputs(
+    connection: Connection, tenant: str, session_id: str, *, restored: Collection[int] = ()
+) -> EpochInputs:
+    """Return the log's inputs for a new epoch: the newest entries, and how many turns precede them.
+
+    ``restored`` are superseded messages that a request under way returns to the history: their entries count too.
+    """
+    records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, NEWEST, list(restored))
     entries = tuple(_entry(record) for record in reversed(records))
     if len(entries) < NEWEST:
         return EpochInputs(terse=entries)
