@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from tersely.server.run import HEALTH_SECONDS
 from tests.support.processes import AWAY, greeting, postgres_of, start
 
 
@@ -123,17 +124,22 @@ def test_nobody_listens_before_a_worker_serves() -> None:
         process.communicate(timeout=30)
 
 
-def test_a_killed_worker_is_replaced_without_being_imported_anew() -> None:
+def test_killed_workers_are_replaced_at_once_without_being_imported_anew() -> None:
     with two_workers() as (_, url):
         while len(first := workers_in(metrics_of(url))) < 2:
             time.sleep(0.1)
         for pid in first:
+            psutil.Process(int(pid)).suspend()
+        time.sleep(1.5)  # the supervisor has begun to wait for an answer of theirs
+        for pid in first:
             psutil.Process(int(pid)).kill()
+        killed_at = time.monotonic()
         while True:
             with contextlib.suppress(httpx.HTTPError):
                 if len(second := workers_in(metrics_of(url)) - first) == 2:
                     break
             time.sleep(0.05)
+        assert time.monotonic() - killed_at < HEALTH_SECONDS / 2
         for pid in second:
             spent = psutil.Process(int(pid)).cpu_times()
             assert spent.user + spent.system < 1.5, "importing everything takes twice that"

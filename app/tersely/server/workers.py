@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -83,6 +84,7 @@ class _Worker(Process):
         super().__init__(config, sockets)
         arguments = {"config": config, "target": self.target, "sockets": sockets, "stdin_fileno": None}
         self.process = _forking.Process(target=subprocess_started, kwargs=arguments)  # type: ignore[assignment]
+        self._pinged_at: float | None = None
 
     @property
     @override
@@ -99,6 +101,25 @@ class _Worker(Process):
             signal.signal(each, signal.SIG_DFL)  # which the process it was forked from ignores
         signal.signal(signal.SIGUSR1, lambda *_: server.hurry())
         super().target(sockets)
+
+    @override
+    def is_alive(self, timeout: float = 5) -> bool:
+        """Return False if the process has ended, or has not answered a ping for ``timeout`` seconds.
+
+        uvicorn waits for the answer. Meanwhile it would replace no worker that is killed, not even this one.
+        """
+        if not self.process.is_alive():
+            return False
+        try:
+            if self._pinged_at is None:
+                self.parent_conn.send(b"ping")
+                self._pinged_at = time.monotonic()
+            if self.parent_conn.poll():
+                self.parent_conn.recv()
+                self._pinged_at = None
+        except (OSError, EOFError):
+            return False
+        return self._pinged_at is None or time.monotonic() - self._pinged_at < timeout
 
     @override
     def kill(self) -> None:
