@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Host:
     status: int = 200
     poison: str = ""
     delay: float = 0.0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     body: bytes | None = None
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -42,7 +44,8 @@ class Host:
         self.inputs.append(body["input"])
         self.keys.add(request.headers.get("Authorization", ""))
         assert (body["model"], body["encoding_format"]) == ("little", "float")
-        await asyncio.sleep(self.delay)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.released.wait(), self.delay)
         if self.body is not None:
             return web.Response(body=self.body)
         if self.status != 200:
@@ -155,6 +158,7 @@ async def test_a_host_in_trouble_costs_no_search(meaning, monkeypatch, trouble: 
     assert await find(api, "automobile") == [2]
     assert await find(api, "vehicle") == []
     host.status, host.body, host.delay = 200, None, 0.0
+    host.released.set()
     if "delay" not in trouble:
         await eventually(api, "vehicle", [2])
 

@@ -15,6 +15,7 @@ from google.genai import types
 from google.genai.models import Models
 
 from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.limits import limiter
 from tests.limits.conftest import NewTenant
 from tests.support.http import Answered, body_of
 from tests.support.services import Worker
@@ -108,7 +109,7 @@ async def test_concurrent_calls_are_refused_over_the_limit_and_come_back(
         return await worker.post(body, X_Tersely_Key=east.key, X_Script=f"{east.name}-{n}")
 
     for n in range(8):
-        model.script(f"{east.name}-{n}", ScriptedReply(message={"content": "late"}, first_delay=5.0))
+        model.script(f"{east.name}-{n}", ScriptedReply(message={"content": "late"}, first_delay=3.0))
     answers = await asyncio.gather(*(ask(n) for n in range(8)))
     assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 5
     assert {answer.headers["retry-after"] for answer in answers if answer.status == 429} == {"1"}
@@ -147,6 +148,13 @@ async def test_money_of_a_month_ends_where_the_price_is_known(worker: Worker, ne
         assert refused.headers["x-should-retry"] == "false"
 
 
+@pytest.fixture
+def quick_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure stored bytes every second."""
+    monkeypatch.setattr(limiter, "MEASURE", 1.0)
+
+
+@pytest.mark.usefixtures("quick_measures")
 async def test_stored_bytes_limit_refuses_appends_until_a_deletion(worker: Worker, new_tenant: NewTenant) -> None:
     full = await new_tenant(stored_bytes=20_000)
     headers = {"X-Tersely-Key": full.key}
@@ -155,7 +163,7 @@ async def test_stored_bytes_limit_refuses_appends_until_a_deletion(worker: Worke
         answer = await worker.post(body_of("x" * 3000), X_Tersely_Session="big", **headers)
         if (status := answer.status) == 429:
             break
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
     assert status == 429
     bypass = await worker.post(body_of("hello"), X_Tersely_Bypass="true", **headers)
     assert bypass.status == 200

@@ -39,8 +39,9 @@ from tests.support.upstreams import Model, scripted
 
 MODEL = "gpt-4o-mini"
 STEPS = 45
-# `TERSELY_TEST_SEEDS=12` plays more conversations.
-SEEDS = int(os.environ.get("TERSELY_TEST_SEEDS", "6"))
+# Four seeds play one replica and two, `slim` and `full`, and three epoch policies. `TERSELY_TEST_SEEDS=12` plays more
+# conversations.
+SEEDS = int(os.environ.get("TERSELY_TEST_SEEDS", "4"))
 # Headers that are never the same twice.
 PATHS = {
     "openai_chat": "/v1/chat/completions",
