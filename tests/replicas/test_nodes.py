@@ -1,18 +1,27 @@
-"""Shards of a distributed Postgres move between its nodes while clients talk (`make test-distributed`)."""
+"""Nodes of a distributed Postgres while clients talk: shards move, and a node hangs (`make test-distributed`).
+
+``TERSELY_TEST_SESSIONS=1000``: so many sessions meet a node that hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
 
 import aiohttp
 import asyncpg
 import pytest
 
+from tersely.store.db.cluster import LOCATE
 from tests.conftest import Database
 from tests.store.test_distribution import on_cluster
 from tests.support.conversations import Conversation, Got, compare, script, waits_for_spool
+from tests.support.http import STORED
+from tests.support.relay import relay
 from tests.support.services import Service, many, serve
 from tests.support.upstreams import scripted
 
@@ -20,6 +29,8 @@ pytestmark = [on_cluster, pytest.mark.timeout(300)]
 
 ADMIN = "the-operator-s-own-key"
 TENANTS = 12
+SESSIONS = int(os.environ.get("TERSELY_TEST_SESSIONS", "72"))
+AT_ONCE = 32
 KINDS = ("chat", "chat delta", "anthropic stream")
 # How many shards of the sessions each worker stores.
 PLACED = """
@@ -96,3 +107,85 @@ async def test_shards_leave_a_node_and_come_back_while_clients_talk(database: Da
     assert after[port] > 0
     assert compared.is_right, compared
     assert compared.acknowledged > len(talks)
+
+
+async def _ask_all(talks: Sequence[Conversation]) -> list[tuple[Got, float]]:
+    """Ask the next question of each conversation, at most `AT_ONCE` at once. Return the answers and their times."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(http: aiohttp.ClientSession, each: Conversation) -> tuple[Got, float]:
+        async with free:
+            began = time.monotonic()
+            return await each.ask(http), time.monotonic() - began
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
+        return await asyncio.gather(*(ask(http, each) for each in talks))
+
+
+async def _tenants_of(database: Database, node: tuple[str, int]) -> set[int]:
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        places = {number: await admin.fetchrow(LOCATE, f"t{number}") for number in range(TENANTS)}
+    finally:
+        await admin.close()
+    return {number for number, place in places.items() if place is not None and (place["host"], place["port"]) == node}
+
+
+def _contexts(answers: Sequence[tuple[Got, float]]) -> Counter[str]:
+    return Counter(got.context if got.has_ended else f"{got.status} {got.error[:80]}" for got, _ in answers)
+
+
+def _outcome(name: str, living: Sequence[tuple[Got, float]], hanging: Sequence[tuple[Got, float]]) -> str:
+    parts = (
+        f"{kind} {dict(_contexts(answers))}, slowest {max(took for _, took in answers):.1f} s"
+        for kind, answers in (("living", living), ("hanging", hanging))
+    )
+    return f"{name}: {'; '.join(parts)}"
+
+
+async def test_a_node_that_hangs_concerns_its_own_tenants_alone(database: Database) -> None:
+    """All sessions call at once, without ids; then again, while the node accepts connections and answers nothing."""
+    with (
+        scripted() as model,
+        relay(database) as way,
+        many(
+            *(
+                serve(database, model.url, dsn=way.dsn, auth="keys", admin_key=ADMIN, database_timeout=5.0)
+                for _ in range(2)
+            )
+        ) as two,
+    ):
+        model.state.script = script
+        keys = await _keys(two[0])
+        node = database.nodes[0]
+        of_node = await _tenants_of(database, node)
+        talks = [
+            Conversation(url=two[number % 2].url, kind="chat", headers={"X-Tersely-Key": keys[number % TENANTS]})
+            for number in range(SESSIONS)
+        ]
+        hanging = [each for number, each in enumerate(talks) if number % TENANTS in of_node]
+        living = [each for each in talks if each not in hanging]
+        assert hanging
+        assert living
+
+        async def ask(name: str) -> tuple[list[tuple[Got, float]], list[tuple[Got, float]]]:
+            answers = await asyncio.gather(_ask_all(living), _ask_all(hanging))
+            print(_outcome(name, *answers))
+            return answers[0], answers[1]
+
+        assert set(_contexts([*chain(*await ask("before"))])) <= STORED
+        way.freeze_node(node)
+        for number in range(2):
+            of_living, of_hanging = await ask(f"hangs, {number + 1}")
+            assert set(_contexts(of_living)) <= STORED
+            assert all(got.has_ended for got, _ in of_hanging)
+            assert "fail-open" in _contexts(of_hanging)
+        way.restore()
+        began = time.monotonic()
+        for each in two:
+            await waits_for_spool(each.url, 120)
+        print(f"the spools were empty after {time.monotonic() - began:.1f} s")
+        assert set(_contexts([*chain(*await ask("restored"))])) <= STORED
+        compared = await compare(database.admin_dsn, talks)
+        assert compared.is_right, compared
+        assert compared.acknowledged == 4 * SESSIONS

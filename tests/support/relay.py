@@ -102,6 +102,10 @@ class Relay:
         user = target.netloc.rpartition("@")[0]
         self.dsn = urlunsplit(target._replace(netloc=f"{user}@127.0.0.1:{line.port}", query=""))
 
+    def freeze_node(self, node: tuple[str, int]) -> None:
+        """Let one node of a cluster accept, and say nothing more."""
+        self._run(self._nodes[node].freeze())
+
     def restore(self) -> None:
         """Let everything through."""
         self._run(*(line.open() for line in self._lines))
