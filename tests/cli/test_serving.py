@@ -145,6 +145,27 @@ def test_killed_workers_are_replaced_at_once_without_being_imported_anew() -> No
             assert spent.user + spent.system < 1.5, "importing everything takes twice that"
 
 
+@pytest.mark.timeout(300)
+def test_the_service_goes_on_when_what_forks_its_workers_is_killed_while_it_starts() -> None:
+    with two_workers() as (process, url):
+        killed: set[int] = set()
+        while len(killed) < 2 and process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in psutil.Process(process.pid).children():
+                    if each.pid not in killed and "forkserver" in " ".join(each.cmdline()):
+                        each.kill()
+                        killed.add(each.pid)
+            time.sleep(0.05)
+        end = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(httpx.HTTPError):
+                if len(workers_in(metrics_of(url))) == 2:
+                    break
+            time.sleep(0.1)
+        assert process.poll() is None
+        assert httpx.get(f"{url}/healthz").status_code == 200
+
+
 def test_workers_share_the_memory_of_what_was_imported() -> None:
     """A third of theirs at least; a quarter where collections of garbage write to it."""
     with two_workers() as (_, url):

@@ -28,6 +28,8 @@ from tersely.api.proxy import ProxyRoutes
 # Seconds between looks at whether a worker listens, and between signals to workers that are to end.
 LOOK_EVERY = 0.05
 TELL_EVERY = 0.2
+# How often the start of a worker is tried.
+MOST_STARTS = 10
 # What a worker's exit code is if the process that it was forked from was killed.
 UNKNOWN = 255
 
@@ -85,6 +87,19 @@ class _Worker(Process):
         arguments = {"config": config, "target": self.target, "sockets": sockets, "stdin_fileno": None}
         self.process = _forking.Process(target=subprocess_started, kwargs=arguments)  # type: ignore[assignment]
         self._pinged_at: float | None = None
+
+    @override
+    def start(self) -> None:
+        for left in reversed(range(MOST_STARTS)):
+            try:
+                super().start()
+            except (EOFError, ConnectionError) as error:
+                # The process that workers are forked from was killed meanwhile. The next start makes another one.
+                if not left:
+                    raise RuntimeError("no worker can be started: what they are forked from ends each time") from error
+                time.sleep(LOOK_EVERY)
+            else:
+                return
 
     @property
     @override
