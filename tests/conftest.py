@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,9 +175,9 @@ async def _execute(server: Server, statement: str) -> None:
             await admin.close()
 
 
-@pytest.fixture(scope="module")
-def store(server: Server) -> Iterator[Database]:
-    """A database for the module, with the current schema."""
+@contextmanager
+def new_database(server: Server) -> Iterator[Database]:
+    """A database with the current schema for the length of the block."""
     name = f"tersely_test_{secrets.token_hex(6)}"
     with ThreadPoolExecutor(max_workers=1) as pool:
 
@@ -184,8 +185,17 @@ def store(server: Server) -> Iterator[Database]:
             pool.submit(asyncio.run, _execute(server, statement)).result()
 
         run(_copy(server, name))
-        yield _database(server, name)
-        run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        try:
+            yield _database(server, name)
+        finally:
+            run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def store(server: Server) -> Iterator[Database]:
+    """A database for the module, with the current schema."""
+    with new_database(server) as made:
+        yield made
 
 
 def data_directory() -> Path:

@@ -562,7 +562,9 @@ async def test_an_exchange_that_keeps_failing_does_not_hold_up_the_others(
     with served(database, model, data_dir) as service:
         first, *others = made = await start(service, ("chat", "anthropic", "gemini"))
         (session,) = await query(
-            service, "SELECT session_id FROM messages WHERE position($1::bytea in raw) > 0 LIMIT 1", first.name.encode()
+            service,
+            "SELECT tenant_id, session_id FROM messages WHERE position($1::bytea in raw) > 0 LIMIT 1",
+            first.name.encode(),
         )
         holder = await asyncpg.connect(database.admin_dsn)
         try:
@@ -570,7 +572,9 @@ async def test_an_exchange_that_keeps_failing_does_not_hold_up_the_others(
                 for each in made:
                     await converse(each, 1)
                 await holder.execute("BEGIN")
-                await holder.execute("SELECT FROM sessions WHERE id = $1 FOR UPDATE", session["session_id"])
+                await holder.execute(
+                    "SELECT FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE", *session.values()
+                )
 
             async def only_one_waits() -> bool:
                 (row,) = await query(service, "SELECT count(*) FROM messages WHERE role = 'assistant'")

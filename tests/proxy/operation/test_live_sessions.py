@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from tersely.service.proxy.calls import Call
 from tersely.service.proxy.live_sessions import LiveSession, LiveSessions
 from tersely.settings import Settings
 from tersely.store.commit.writer import HOLD
-from tests.conftest import OWNER, Database, Server
+from tests.conftest import Database, Server, new_database
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, scripted
 
@@ -86,25 +85,6 @@ SESSIONS = (
     "strategy, epoch_policy, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, open_chain, "
     "last_strategy, last_epoch_policy"
 )
-
-
-async def _execute(dsn: str, statement: str) -> None:
-    admin = await asyncpg.connect(dsn)
-    try:
-        await admin.execute(statement)
-    finally:
-        await admin.close()
-
-
-@contextmanager
-def new_database(server: Server) -> Iterator[Database]:
-    name = f"tersely_test_{secrets.token_hex(6)}"
-    create = f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY"
-    asyncio.run(_execute(server.admin_dsn, create))
-    try:
-        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
-    finally:
-        asyncio.run(_execute(server.admin_dsn, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
 
 
 @dataclass
