@@ -238,3 +238,23 @@ async def test_completion_again_in_the_middle_leaves_the_hidden_turn_hidden(
     three = await talk.ask("three")
     assert answers.last_sent == [*named((f"one-{key}", one), ("two", two)), ("question", "three")]
     assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))
+
+
+async def test_removed_turns_stay_away_where_their_question_is_asked_again(
+    answering: Service, answers: Answers, dialect: Wire, key: str
+) -> None:
+    """A client that still sends turns which were hidden does not bring them back by the words of a later question."""
+    answers.are_numbered = True
+    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
+    one, _, _ = await talk.ask(f"one-{key}"), await talk.ask("same"), await talk.ask("same")
+    behind_third = list(talk.history)
+    await talk.ask("four")
+    await talk.hide("drop", 4)
+    await talk.ask("same")
+    await talk.hide("remove", 3)
+    talk.history = behind_third
+    again = await talk.ask("same")
+    await talk.hide("remove", 2)
+    five = await talk.ask("five")
+    assert answers.last_sent == [*named((f"one-{key}", one), ("same", again)), ("question", "five")]
+    assert await listed(answering, talk.session) == named((f"one-{key}", one), ("same", again), ("five", five))
