@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tersely.dialects.clients.command_traces import MARK, command_in, mark_reply, without_traces
 from tersely.domain.history.chain import set_injected_apart

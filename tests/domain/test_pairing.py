@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tersely.domain.history.history import Entry
 from tersely.domain.history.pairing import EMPTY_MESSAGE, NO_RESULT, UnpairedMessages, prove_pairing, repair, safe_cuts

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage, Snapshot, TerseEntry

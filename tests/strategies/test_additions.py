@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs
@@ -181,7 +182,7 @@ def test_the_question_that_is_taken_back_takes_the_instructions_along() -> None:
     history, context = play(chat(200, 200, 200), Slim(), POLICY)[-1]
     before = note_of(context.epoch)
     assert before is not None
-    again = (*history[:-1], replace(history[-1], seq=history[-1].seq + 1, message=user("Another?")))
+    again = (*history[:-1], structs.replace(history[-1], seq=history[-1].seq + 1, message=user("Another?")))
     snapshot = load(again, context.epoch.without_messages([before.seq]), edited=True, instructions=NOTE)
 
     after = call_model(snapshot, strategy=Slim(), policy=POLICY)
@@ -221,7 +222,7 @@ def test_additions_depend_on_stored_messages_alone(turns: int, size: int) -> Non
 def test_instructions_and_memos_in_front_of_one_message_are_both_shown() -> None:
     history = place(*[message for batch in chat(200, 200, 200) for message in batch])
     _, context = play(chat(200, 200), Slim(), POLICY)[-1]
-    last = replace(history[-1], prefix="[Memos]", tokens=history[-1].tokens + 2)
+    last = structs.replace(history[-1], prefix="[Memos]", tokens=history[-1].tokens + 2)
     snapshot = load((*history[:-1], last), context.epoch, instructions=NOTE)
 
     shown_last = call_model(snapshot, strategy=Slim(), policy=POLICY).messages[-1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage

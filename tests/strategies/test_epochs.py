@@ -134,14 +134,14 @@ SHORT = load(chat(3), epoch(), calls=3)
 @pytest.mark.parametrize(
     ("snapshot", "policy", "reason"),
     [
-        (replace(SHORT, epoch=None), SMALL, "first"),
+        (structs.replace(SHORT, epoch=None), SMALL, "first"),
         (SHORT, SMALL, "keep"),
         (SHORT, EveryRequest(), "every_request"),
-        (replace(SHORT, edited=True), SMALL, "edit"),
-        (replace(SHORT, epoch=structs.replace(epoch(), fingerprint="other")), SMALL, "config"),
+        (structs.replace(SHORT, edited=True), SMALL, "edit"),
+        (structs.replace(SHORT, epoch=structs.replace(epoch(), fingerprint="other")), SMALL, "config"),
         (LONG, SMALL, "high_watermark"),
-        (replace(LONG, window=5_000, fixed_tokens=1_000), SMALL, "window"),
-        (replace(LONG, window=5_000, fixed_tokens=1_000), Stride(stride=100), "window"),
+        (structs.replace(LONG, window=5_000, fixed_tokens=1_000), SMALL, "window"),
+        (structs.replace(LONG, window=5_000, fixed_tokens=1_000), Stride(stride=100), "window"),
         (load(chat(10), epoch()), Stride(stride=8), "keep"),
         (load(chat(11), epoch()), Stride(stride=8), "stride"),
         (load(chat(11), epoch(), last_call_at=START - timedelta(hours=1)), SMALL, "keep"),
@@ -154,12 +154,12 @@ def test_epochs_state_their_reason(snapshot: Snapshot, policy: Policy, reason: s
 def test_every_reason_is_bounded_and_short() -> None:
     assert all(len(reason) <= 20 for reason in get_args(Reason))
     assert decided(SHORT, overflow=True) == "overflow"
-    assert decided(replace(SHORT, epoch=None), overflow=True) == "overflow"
+    assert decided(structs.replace(SHORT, epoch=None), overflow=True) == "overflow"
 
 
 def test_full_advances_only_on_request() -> None:
     never = Needs(cuts=False)
-    assert decided(replace(LONG, window=10), needs=never) == "keep"
+    assert decided(structs.replace(LONG, window=10), needs=never) == "keep"
     assert decided(LONG, needs=never, overflow=True) == "overflow"
 
 
@@ -172,7 +172,7 @@ def test_a_strategys_own_limit_takes_the_place_of_the_watermark() -> None:
 def test_a_head_counts_towards_the_watermark() -> None:
     snapshot = load(chat(12, size=400), epoch(head=900), calls=1)
     assert decided(snapshot, SMALL) == "high_watermark"
-    assert decided(replace(snapshot, epoch=epoch()), SMALL) == "keep"
+    assert decided(structs.replace(snapshot, epoch=epoch()), SMALL) == "keep"
 
 
 def test_the_rule_of_break_even_needs_a_long_session_to_be_likely() -> None:
@@ -193,7 +193,7 @@ def test_without_progress_there_is_no_epoch() -> None:
 
 def test_watermarks_lie_between_the_fixed_part_and_the_window() -> None:
     assert compute_watermarks(SHORT, Auto(), NEEDS).high == 32_000
-    tight = compute_watermarks(replace(SHORT, window=9_000, fixed_tokens=1_000), Auto(), NEEDS)
+    tight = compute_watermarks(structs.replace(SHORT, window=9_000, fixed_tokens=1_000), Auto(), NEEDS)
     assert (tight.high, tight.low, tight.room) == (8_000, 4_000, 8_000)
     task = load(work(3, turn="x" * 160_000), epoch())
     marks = compute_watermarks(task, Auto(), NEEDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -139,7 +138,10 @@ def test_reports_with_blocks_add_up(batches: list[list[Message]], strategy: Stra
 def history_with_rules(turns: int, version: str = "v1") -> tuple[Entry, ...]:
     """A chat whose first message brings rules."""
     first, *rest = chat(turns, size=1_500)
-    return (replace(first, message=user(f"<environment_context>{version}</environment_context>\nquestion 1")), *rest)
+    return (
+        structs.replace(first, message=user(f"<environment_context>{version}</environment_context>\nquestion 1")),
+        *rest,
+    )
 
 
 def call_again(history: Sequence[Entry], epoch: Epoch | None, injected: Sequence[InjectedBlock]) -> Context:
@@ -171,7 +173,7 @@ def test_a_block_that_is_a_message_of_its_own_is_cut_with_the_message_behind_it(
     context = call_again(history, None, [block])
     assert context.epoch.cut > 3
     assert (context.epoch.injected == ()) is is_shown
-    last = replace(block, seq=history[-1].seq)
+    last = structs.replace(block, seq=history[-1].seq)
     assert call_again(history, None, [last]).epoch.injected == ()
 
 
@@ -238,7 +240,7 @@ def test_a_block_beyond_the_bounds_starts_no_epoch() -> None:
     epoch = structs.replace(
         call_model(load(history, None), strategy=Slim(), policy=SMALL).epoch, cut=2, injected=tuple(blocks[:4])
     )
-    shown = [replace(block, seq=AFTER_ALL_MESSAGES, is_alone=True) for block in blocks[4:]]
+    shown = [structs.replace(block, seq=AFTER_ALL_MESSAGES, is_alone=True) for block in blocks[4:]]
     for number in range(3):
         newest = newest_versions((*blocks[:4], *shown[:number]))
         assert len(newest) == 4

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tersely.domain.history.history import IMPORTANT, PastTurn
 from tersely.domain.history.turns import Turn, group_turns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
 from tersely.domain.history.history import Entry, Epoch, Snapshot

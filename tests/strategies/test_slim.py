@@ -5,10 +5,10 @@ Under ``every_request`` they are those of flo.monster's "Context Management", un
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tersely.domain.errors import ContextTooLarge
 from tersely.domain.history.context import Context, TurnReport

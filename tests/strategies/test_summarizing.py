@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tersely.domain.messages import Media, Message, Reasoning, Text
 from tersely.domain.tokens import estimate_text

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from msgspec import structs
+
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, EpochInputs, HeadMessage, PastTurn, Summary
 from tersely.domain.history.turns import group_turns
@@ -53,7 +55,7 @@ def test_level_3_working_memory_holds_the_last_five_minutes() -> None:
 
 
 def test_level_3_has_a_budget_of_8000_tokens() -> None:
-    history = tuple(replace(entry, created_at=START) for entry in talk(6, size=12_000))
+    history = tuple(structs.replace(entry, created_at=START) for entry in talk(6, size=12_000))
     context = call_model(load(history, None), strategy=Tiered(total_budget=4_000), policy=LITERAL, now=START)
     body = [entry for entry in context.messages if isinstance(entry, Entry)]
     assert body[0].seq == 7
@@ -161,14 +163,14 @@ def test_repeated_error_retrieves_the_turn_that_handled_it() -> None:
 
 def test_level_1_pinned_messages_are_permanent() -> None:
     history = talk(9)
-    pinned = (history[0], replace(history[1], pinned=True), *history[2:])
+    pinned = (history[0], structs.replace(history[1], pinned=True), *history[2:])
     context = call_model(load(pinned, None), strategy=NARROW, policy=LITERAL, now=at(history))
     assert seqs(context)[0] == 2
 
 
 def test_levels_are_measured() -> None:
     history = talk(9)
-    pinned = (history[0], replace(history[1], pinned=True), *history[2:])
+    pinned = (history[0], structs.replace(history[1], pinned=True), *history[2:])
     context = call_model(load(pinned, None), strategy=NARROW, policy=LITERAL, now=at(history))
     levels = {level.name: level for level in measure_levels(context)}
     working = [seq for seq in seqs(context) if seq >= context.epoch.cut]
@@ -191,7 +193,7 @@ def test_level_4_has_the_budget_that_permanent_memory_leaves() -> None:
     messages = [user("why does lexer.py drop tokens"), assistant("an off by one " + "x" * 10_000)]
     rules = [user("parser rules"), assistant("rule " * 2_500)]
     history = place(*messages, *rules, *[e.message for e in talk(6)[:-1]], user("does lexer.py drop parser tokens"))
-    pinned = tuple(replace(entry, pinned=entry.seq == 4) for entry in history)
+    pinned = tuple(structs.replace(entry, pinned=entry.seq == 4) for entry in history)
     narrow = Tiered(total_budget=5_000, session_budget=500)
     shown = [
         seqs(call_model(load(each, None), strategy=narrow, policy=LITERAL, now=at(each)))[:2]
@@ -204,7 +206,7 @@ def pressed(question: str, *, minutes: float = 0) -> tuple[Entry, ...]:
     """Turns of more than 80 % of the total budget, and a question after a pause."""
     history = (*talk(5, size=14_000)[:-1], *place(*[e.message for e in talk(5)[:-1]], user(question))[-1:])
     last = history[-1]
-    return (*history[:-1], replace(last, created_at=last.created_at + timedelta(minutes=minutes)))
+    return (*history[:-1], structs.replace(last, created_at=last.created_at + timedelta(minutes=minutes)))
 
 
 def test_a_new_task_clears_volatile_memory_and_compresses_the_previous_task() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.domain.history.history import Entry
 from tersely.strategies.pipeline import Draft, run

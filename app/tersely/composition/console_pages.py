@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
 from starlette.routing import Route
 
 from tersely import __version__

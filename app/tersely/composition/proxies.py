@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
+
+from msgspec.structs import replace
 
 from tersely.api.host_table import Destination, HostEntry, HostTable
 from tersely.composition.clock import new_id

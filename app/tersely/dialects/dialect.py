@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from tersely.dialects.tool_rounds import Rounds
 from tersely.domain.messages import Dialect as DialectName
@@ -13,8 +14,7 @@ from tersely.domain.models import takes_instructions
 from tersely.domain.text.tags import NOTHING, TagKinds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed request. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
 
     ``response_format`` is one that constrains the reply's text. ``is_text``: the reply is text, not sound or an image.
@@ -38,7 +38,7 @@ class Request:
     takes_tools: bool = True
     stop: bytes = b""
     max_tokens: int | None = None
-    ids: Mapping[str, str] = field(default_factory=dict)
+    ids: Mapping[str, str] = msgspec.field(default_factory=dict)
     reply_id: str = ""
     conversation: str = ""
     is_stored: bool = True
@@ -58,8 +58,7 @@ class Request:
         return self.is_text and not self.response_format and takes_instructions(self.model)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens as the provider reports them; None if it does not. ``cached`` is part of ``input``."""
 
     input: int | None = None
@@ -67,8 +66,7 @@ class Usage:
     output: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyChoice:
+class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One choice of a reply, in wire form: the model's view and the client's view of the message.
 
     ``terse`` are the contents of the stripped tags, ``state`` the last stripped state block. ``finish_reason`` is empty
@@ -83,8 +81,7 @@ class ReplyChoice:
     finish_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A whole reply. ``usage`` and ``error`` are verbatim JSON, empty if absent.
 
     In a reply of several rounds ``usage`` is the sum, ``last_usage`` the last round's. ``unread``: the body or event
@@ -104,8 +101,7 @@ class Reply:
     container: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overflow:
+class Overflow(msgspec.Struct, frozen=True, kw_only=True):
     """The provider's report that the input is too large for the model.
 
     ``limit`` and ``needed`` are tokens, where the text has them; ``needed`` is the whole request.
@@ -115,8 +111,7 @@ class Overflow:
     needed: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolOffer:
+class ToolOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool of Tersely's own as it is offered to a model. ``parameters`` is a JSON schema of an object."""
 
     name: str
@@ -164,8 +159,7 @@ class RequestReader(Protocol):
         """Read a request. ``read`` replaces the dialect's ``read_message``, for callers that cache messages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPatch:
+class RequestPatch(msgspec.Struct, frozen=True, kw_only=True):
     """What changes in a request. Each dialect applies the parts that its format knows.
 
     ``messages`` in wire form replace the client's. ``instructions`` is Tersely's own text for the model.
@@ -187,8 +181,7 @@ class RequestWriter(Protocol):
         """Return the body with other messages, everything else verbatim."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientView:
+class ClientView(msgspec.Struct, frozen=True, kw_only=True):
     """What the client sees of a reply. Each dialect applies the parts that its format knows.
 
     ``tags`` are stripped from the text. ``strip_usage``: the stream's usage is removed, because only Tersely asked for
@@ -218,8 +211,7 @@ class ReplySplitter(Protocol):
         """Return the body for the client, and the reply."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorDescription:
+class ErrorDescription(msgspec.Struct, frozen=True, kw_only=True):
     """An error in OpenAI's terms; ``retry_after`` in seconds. Each dialect writes the parts that its format knows."""
 
     message: str
@@ -229,8 +221,7 @@ class ErrorDescription:
     retry_after: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
+class Streaming(msgspec.Struct, frozen=True, kw_only=True):
     """The events that begin and end the streams of a dialect, and the ones that Tersely may insert.
 
     ``heartbeat``: an event without meaning; empty: the clients accept none. The first line of the last event begins
@@ -252,8 +243,7 @@ class Streaming:
     is_data_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemReferences:
+class ItemReferences(msgspec.Struct, frozen=True, kw_only=True):
     """How a request refers to items that the provider stores: see `openai_responses.stored_history`.
 
     A body without ``mark`` contains no reference.
@@ -273,8 +263,7 @@ def _nothing(_: Sequence[bytes]) -> Sequence[Message]:
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryMember:
+class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
     """The array in which the history of a request stands, for requests that only append to an earlier one.
 
     ``name`` is the member's; without one, requests are always read whole. ``read`` reads the elements behind those of
@@ -291,8 +280,7 @@ def _is_never(_: bytes) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """A wire format: the functions of its modules ``read``, ``write`` and ``stream`` under one name."""
 
     name: DialectName

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Reply
 from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads

@@ -10,10 +10,10 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 
 import msgspec
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import ClientView, Reply, ReplySplitter
 from tersely.dialects.wire import raw_json

@@ -6,8 +6,10 @@ content is equal; the position of a message in a session is in `tersely.domain.h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal, assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic", "gemini", "gemini_gca"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -19,8 +21,7 @@ _INSTRUCTIONS = (b'{"system"', b'{"systemInstruction"', b'{"system_instruction"'
 INSTRUCTION_ROLES: frozenset[Role] = frozenset({"system", "developer"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class Text(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Text by the message's role. ``is_refusal``: a model's refusal instead of an answer. ``result_of``: the id of the
     call whose result this text is, shown as text because the call is not there.
     """
@@ -30,8 +31,7 @@ class Text:
     result_of: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A provider's thinking. It is never part of a session's identity and never shortened.
 
     ``hidden``: characters of encrypted thinking, of which ``text`` may be a summary.
@@ -41,8 +41,7 @@ class Reasoning:
     hidden: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tool call by the model. ``arguments`` is the JSON text of the model, which may be malformed."""
 
     id: str
@@ -50,16 +49,14 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer to the call ``call_id``. Media in a result are counted in ``text`` as placeholders."""
 
     call_id: str
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Media:
+class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An image, sound, file or other content that only the provider understands.
 
     ``digest`` identifies its bytes or address; ``detail`` is the provider's hint. ``size``: bytes that a model reads as
@@ -77,8 +74,7 @@ class Media:
 Part = Text | Reasoning | ToolCall | ToolResult | Media
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injected:
+class Injected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A block that a client injected into a message: project instructions, environment, skills, a reminder.
 
     Blocks with the same ``key`` are versions of one block. ``text`` is the block word for word, with its marks.
@@ -88,8 +84,7 @@ class Injected:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message: role, ordered parts, and its wire form (UTF-8 JSON, one object).
 
     ``is_malformed``: a reply of a form that no provider documents; ``parts`` are what could be parsed. ``injected`` are

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
 
@@ -180,8 +183,7 @@ CALIBRATION_HIGH = 3.0
 CALIBRATION_MINIMUM = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The ratio of a model's reported input tokens to Tersely's estimates: a bounded, exponentially weighted mean.
 
     One outlier (a provider that counts a cached or an audio part separately) changes it by a fifth at most, and it

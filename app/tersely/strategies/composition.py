@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot
 from tersely.domain.history.tiers import Tier

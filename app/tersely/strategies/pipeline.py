@@ -8,8 +8,10 @@ report from these records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.domain.errors import ContextTooLarge
 from tersely.domain.history.context import Context, ContextMessage, Kept, LayerReport, Repair, Report, TurnReport
@@ -32,8 +34,7 @@ class IllegalRoles(Exception):
     """A context that was about to leave has a message out of place: a fault of Tersely, never of the caller."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """A stage's change to a turn."""
 
     stage: str
@@ -42,8 +43,7 @@ class Edit:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A context under construction.
 
     Every loaded message is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone`` (left

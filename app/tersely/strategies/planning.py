@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, lru_cache
 from itertools import takewhile
 
+import msgspec
 from msgspec import structs
 
 from tersely.domain.history.context import Context, Kept, TurnReport
@@ -77,7 +77,7 @@ def decide(
     snapshot = _on_basis(snapshot, strategy, policy)
     is_same = snapshot.epoch is not None and not (snapshot.edited or snapshot.epoch.must_rebuild)
     if is_same and must_restate(snapshot):
-        snapshot = replace(snapshot, edited=True)
+        snapshot = structs.replace(snapshot, edited=True)
     shown = with_tiers_applied(snapshot)
     needs = needs_of(strategy, shown)
     decision = decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
@@ -105,8 +105,7 @@ def surely_keeps(
     return keeps_by_sums(snapshot, policy, needs_of(strategy), sums=sums, widest=widest, now=now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContentSize:
+class ContentSize(msgspec.Struct, frozen=True, kw_only=True):
     """The size of an epoch's content, its head included: tokens, messages, turns; ``idle``: seconds since the last
     call.
     """
@@ -177,7 +176,9 @@ def with_tiers_applied(snapshot: Snapshot) -> Snapshot:
     if epoch is None or not epoch.tiers:
         return snapshot
     kept = apply_tiers(snapshot.kept, epoch.tiers, encode=estimate_text)
-    return replace(snapshot, kept=kept, entries=apply_tiers(snapshot.entries, epoch.tiers, encode=estimate_text))
+    return structs.replace(
+        snapshot, kept=kept, entries=apply_tiers(snapshot.entries, epoch.tiers, encode=estimate_text)
+    )
 
 
 def needs_full_plan(epoch: Epoch, *, strategy: Strategy, policy: Policy) -> bool:
@@ -198,7 +199,7 @@ def planning_basis(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -
 
 def _on_basis(snapshot: Snapshot, strategy: Strategy, policy: Policy) -> Snapshot:
     basis = planning_basis(snapshot.epoch, strategy=strategy, policy=policy)
-    return snapshot if basis is snapshot.epoch else replace(snapshot, epoch=basis)
+    return snapshot if basis is snapshot.epoch else structs.replace(snapshot, epoch=basis)
 
 
 def first_seq_needed(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int:
@@ -310,7 +311,7 @@ def _since_cleared(inputs: EpochInputs, cleared_at: int) -> EpochInputs:
     if cleared_at == 1:
         return inputs
     terse = tuple(entry for entry in inputs.terse if entry.seq >= cleared_at)
-    return replace(
+    return structs.replace(
         inputs,
         terse=terse,
         older_turns=inputs.older_turns if len(terse) == len(inputs.terse) > 0 else 0,
@@ -328,7 +329,7 @@ def _without_extracts(inputs: EpochInputs, snapshot: Snapshot) -> EpochInputs:
     if not is_all_loaded:
         return inputs
     good = (each for each in inputs.summaries if each.source == "model" or each.purpose not in PREFIX_PURPOSES)
-    return replace(inputs, summaries=tuple(good))
+    return structs.replace(inputs, summaries=tuple(good))
 
 
 def with_retrieved_turns(snapshot: Snapshot, inputs: EpochInputs, epoch: Epoch) -> Snapshot:
@@ -338,7 +339,7 @@ def with_retrieved_turns(snapshot: Snapshot, inputs: EpochInputs, epoch: Epoch) 
     found = {entry.seq: entry for past in inputs.past_turns for entry in past.entries if entry.seq in wanted}
     if not found:
         return snapshot
-    return replace(snapshot, kept=tuple(sorted((*snapshot.kept, *found.values()), key=lambda entry: entry.seq)))
+    return structs.replace(snapshot, kept=tuple(sorted((*snapshot.kept, *found.values()), key=lambda entry: entry.seq)))
 
 
 def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encode: Encode) -> Context:
@@ -351,7 +352,7 @@ def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encod
     fold = (fold_repeats(encode=encode),) if epoch.folds_repeats else ()
     stages = (shorten_results(epoch.tiers, encode=encode), *fold, *closing_of(strategy, encode))
     draft = run(_restore(snapshot, epoch), stages)
-    stated = replace(draft, head=(*write_blocks(epoch), *draft.head))
+    stated = structs.replace(draft, head=(*write_blocks(epoch), *draft.head))
     return seal(stated, snapshot=snapshot, epoch=epoch, budget=budget, injected=count_other_blocks(snapshot, epoch))
 
 
@@ -490,7 +491,7 @@ def _starting_draft(snapshot: Snapshot) -> Draft:
     restored = _restore(snapshot, snapshot.epoch)
     if restored.tail or not snapshot.entries:
         # What an earlier cut took has been counted and indexed then.
-        return replace(restored, head=(), gone=(), prefixes=(), retrieved=())
+        return structs.replace(restored, head=(), gone=(), prefixes=(), retrieved=())
     # History was rewritten from before the cut: there is nothing left to keep of the old epoch.
     return Draft(tail=snapshot.entries)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import ClientView, Reply
 from tersely.dialects.gemini.stream import ReplyStream

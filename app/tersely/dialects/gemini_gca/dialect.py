@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.gemini.tool_rounds import rounds

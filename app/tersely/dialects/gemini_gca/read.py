@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Request
 from tersely.dialects.gemini import read as gemini

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.dialects.assemble import assemble
 from tersely.dialects.dialect import HistoryMember, ItemReferences, Streaming

@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
+
+import msgspec
 
 from tersely.domain.history.links import HIDDEN, MessageIdentity, StoredLink
 from tersely.domain.history.predecessors import Predecessors
@@ -206,8 +207,7 @@ def _longest_common(
     return found[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """A pair of a common subsequence, and the pair before it."""
 
     index: int

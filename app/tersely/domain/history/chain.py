@@ -15,7 +15,6 @@ import ast
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, assert_never
 
@@ -30,8 +29,7 @@ MAX_SUMMARY = 1_000_000
 """Longer texts are no summaries, and costly to hash."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delimited:
+class Delimited(msgspec.Struct, frozen=True, kw_only=True):
     """Text between two marks, as ``client`` writes it. With an empty ``closing`` the text reaches to the end."""
 
     client: str
@@ -68,8 +66,7 @@ INJECTED_MESSAGES = (
 """A text part that begins and ends so is injected as a whole."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """How versions of one block are recognised among blocks whose text begins with ``heading``.
 
     ``same``: all blocks under the heading are versions of one block (``heading``), all with an equal first line are

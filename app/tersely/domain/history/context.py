@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from tersely.domain.history.history import Entry, Epoch, HeadMessage
 
@@ -14,8 +15,7 @@ FIXED_LAYERS = frozenset({"instructions", "tools"})
 """Layers that every context of an epoch has alike, and that no strategy shortens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerReport:
+class LayerReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A layer (``instructions``, ``tools``, ``injected``, ``activity_log``, ``references``, ``kept``, ``tail``) and its
     tokens.
     """
@@ -24,8 +24,7 @@ class LayerReport:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnReport:
+class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a context does with one turn. ``tokens`` is its cost in this context, ``reason`` the cause."""
 
     turn: int
@@ -34,8 +33,7 @@ class TurnReport:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a context keeps, shortens and leaves out, with reasons. Tokens include instructions and tools."""
 
     tokens_before: int
@@ -47,8 +45,7 @@ class Report:
     turns: tuple[TurnReport, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
     """A mend that pairing needed; `tersely.domain.history.pairing.repair` lists the kinds."""
 
     kind: str
@@ -59,8 +56,7 @@ class Repair:
 ContextMessage = HeadMessage | Entry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of one model call after the instructions, in order: head, kept, tail. ``seal`` has validated it.
 
     The dialect renders a ``HeadMessage``. An ``Entry`` is sent as its raw bytes, patched where it was shortened or has

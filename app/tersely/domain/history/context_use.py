@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tersely.domain.messages import Message, Text, ToolCall, ToolResult
 
@@ -27,8 +28,7 @@ _JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
 _LINE_NUMBER = re.compile(r"^[ \t]*\d+(?:→|\t)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Tool calls with references to earlier names, and those of them that lost one; for all names, and for those that
     are **pointed at**: in short argument values, without the names that occur in the source code of a written file.
     """
@@ -47,8 +47,7 @@ class Losses:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class References:
+class References(msgspec.Struct, frozen=True, kw_only=True):
     """The names in the arguments of one tool call that occurred before it, and those of them that are pointed at."""
 
     known: tuple[str, ...]
@@ -72,8 +71,7 @@ def references(arguments: str, is_known: Callable[[str], bool]) -> References:
     return References(known=known, pointed=tuple(name for name in known if name in short))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edits:
+class Edits(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that replace a text, and those of them that were ready: the context said the text."""
 
     calls: int = 0

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -37,16 +36,14 @@ IMPORTANT = 75
 MAX_PRIORITY = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownReply:
+class ShownReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A reply as its client was shown it, in the wire form of ``dialect``; empty if that form is unknown."""
 
     raw: bytes
     dialect: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A live, model-visible message with its position in the session. Strategies work on entries.
 
     ``tokens`` is the stored count without the newest versions of injected blocks, which count as instructions.
@@ -72,8 +69,7 @@ class Entry:
     answered: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerseEntry:
+class TerseEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One log line about a turn. The source ``derived`` means that the reply had no tag and no model wrote the line."""
 
     turn: int
@@ -106,8 +102,7 @@ class FileExcerpt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A summary of the live messages ``first_seq`` to ``last_seq`` (inclusive), made for one ``purpose``.
 
     ``tokens`` counts ``text``. Summaries are only added, never changed.
@@ -122,8 +117,7 @@ class Summary:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """A statement about message ``seq`` in a summary that was made without a model.
 
     ``key`` identifies what can revoke the fact: a call's id, or the arguments of a failed call.
@@ -136,8 +130,7 @@ class Fact:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoveredFacts:
+class CoveredFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that hold after messages ``first_seq`` to ``last_seq``. A summary without a model is written from them.
 
     ``base`` is an earlier summary of the messages up to ``base_last``, written by a model or without known messages.
@@ -153,8 +146,7 @@ class CoveredFacts:
     base_last: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadMessage:
+class HeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that Tersely itself wrote into a head: plain text under a role, named by its layer."""
 
     layer: str
@@ -163,8 +155,7 @@ class HeadMessage:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     """A text of Tersely's own in front of the words of message ``seq``."""
 
     layer: str
@@ -173,8 +164,7 @@ class Prefix:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InjectedBlock:
+class InjectedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """The newest version of a block that a client injected, and where the client sent it.
 
     ``seq`` is the message that holds the block (0: unknown, or hidden from every context). ``is_alone``: the block is a
@@ -201,8 +191,7 @@ _STORED_EPOCH = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastTurn:
+class PastTurn(msgspec.Struct, frozen=True, kw_only=True):
     """An older turn that may be brought back whole, with its relevance to the current task (0 to 1)."""
 
     turn: int
@@ -308,8 +297,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
         return sum(message.tokens for message in self.head) + sum(prefix.tokens for prefix in self.prefixes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The immutable input of a strategy.
 
     ``entries`` are the live, model-visible messages in order, from the current epoch's cut on (all of them when
@@ -350,8 +338,7 @@ class Snapshot:
         return sum(block.tokens for block in self.injected)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochInputs:
+class EpochInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs that only the start of an epoch needs.
 
     ``terse`` are the newest few hundred log entries in order; ``older_turns`` counts the turns whose entries were not

@@ -8,15 +8,15 @@ call is in the current dialect, as text otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tersely.domain.messages import Media, Message, Text, ToolCall, ToolResult
 
 _FAMILIES = {"gemini_gca": "gemini"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredInDialect:
+class StoredInDialect(msgspec.Struct, frozen=True, kw_only=True):
     """A stored message. ``is_own``: its dialect is the current one, or shares its message format."""
 
     message: Message

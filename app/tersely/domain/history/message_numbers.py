@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberingException:
+class NumberingException(msgspec.Struct, frozen=True, kw_only=True):
     """A message that is hidden, or whose position is not its sequence number."""
 
     seq: int

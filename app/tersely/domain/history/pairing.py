@@ -11,8 +11,10 @@ message is never changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.domain.history.context import Repair
 from tersely.domain.history.history import Entry
@@ -38,8 +40,7 @@ class UnpairedMessages(Exception):
 Owners = dict[tuple[int, int], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Matching:
+class _Matching(msgspec.Struct, frozen=True, kw_only=True):
     owners: Owners
     duplicates: frozenset[tuple[int, int]]
 

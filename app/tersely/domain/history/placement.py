@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tersely.domain.history.history import Status
 from tersely.domain.history.links import BEFORE_LOADED, MessageIdentity, PlacedMessage, StoredLink
@@ -18,8 +19,7 @@ def no_summary(_: int) -> bool:
 MIN_GAP = 1e-6
 
 
-@dataclass(slots=True, kw_only=True)
-class TurnNumbering:
+class TurnNumbering(msgspec.Struct, kw_only=True):
     """Gives new messages their turns. An opening assistant message belongs to the first user's turn.
 
     ``opened`` are the stored turns that had a user message.

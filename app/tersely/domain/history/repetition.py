@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
+
+import msgspec
 
 from tersely.domain.history.links import MessageIdentity, PlacedMessage, StoredLink
 from tersely.domain.history.reconciliation import Reconciliation
@@ -18,8 +19,7 @@ RETRY_WITHIN = timedelta(minutes=10)
 CUT_OFF_WITHIN = timedelta(seconds=30)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierQuestion:
+class EarlierQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Live stored messages that equal the links of a delta, one by one.
 
     ``replies`` are the live replies to them. ``is_last``: no other message follows.

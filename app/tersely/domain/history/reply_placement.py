@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tersely.domain.history.history import Status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyNeighbours:
+class ReplyNeighbours(msgspec.Struct, frozen=True, kw_only=True):
     """The state around a stored question when a reply to it arrives.
 
     ``status`` is the question's (None: its row is gone), ``next_position`` the position of the next message (None:
@@ -22,8 +21,7 @@ class ReplyNeighbours:
     current_broke_off: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyPlacement:
+class ReplyPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """The position and status of a reply.
 
     ``before_position``: the position of the message that follows (None: the end of the session). ``replaces``: the

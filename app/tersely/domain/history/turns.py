@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+
+import msgspec
 
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Entry
@@ -20,8 +21,7 @@ INSTRUCTION_TURN = 0
 _TURN_ID = re.compile(r"t([1-9][0-9]{0,17})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One model call inside a turn: the assistant message and the results of its calls, in order.
 
     Entries before a turn's first assistant message belong to no step.
@@ -35,8 +35,7 @@ class Step:
         return sum(entry.tokens for entry in self.entries)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The entries of one turn, in order; never empty."""
 
     number: int

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tersely.domain.text.state import HEADING, StateStream
 from tersely.domain.text.terse import OPEN, TerseStream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TagKinds:
+class TagKinds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The kinds of tags to strip. False if there are none."""
 
     terse: bool = False

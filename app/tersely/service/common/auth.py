@@ -8,12 +8,14 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.dialects.headers import Headers
 from tersely.domain.errors import Forbidden, InvalidRequest, StoreUnavailable, Unauthorized
@@ -37,8 +39,7 @@ _KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
 KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The tenant of a request, and the headers that carried its key, which are not forwarded.
 
     ``scope``: what the key permits. ``key_id`` is empty without a key. ``client``: the only client that may use the
@@ -76,8 +77,7 @@ class Caller:
         return method in ("GET", "HEAD") or path.rpartition("/")[2] in READING_POSTS
 
 
-@dataclass(frozen=True, slots=True)
-class _Trusted:
+class _Trusted(msgspec.Struct, frozen=True):
     """A key that was verified at ``since``, a monotonic time in seconds."""
 
     since: float

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
+
+import msgspec
 
 CallState = Literal["waiting", "first byte", "streaming"]
 NoteKind = Literal["refused", "fail-open", "repaired"]
@@ -22,8 +23,7 @@ MAX_EXAMPLES = 5
 MAX_TEXT = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Something out of the ordinary about a call: it was refused, went through unchanged, or was repaired."""
 
     kind: NoteKind
@@ -32,8 +32,7 @@ class Note:
     session_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideCallExample:
+class SideCallExample(msgspec.Struct, frozen=True, kw_only=True):
     """A call beside a conversation: who made it, and the beginning of its last message."""
 
     kind: str
@@ -43,8 +42,7 @@ class SideCallExample:
     text: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class RunningCall:
+class RunningCall(msgspec.Struct, kw_only=True, eq=False):
     """A call under way. ``session_id`` is empty until the session is known."""
 
     tenant: str
@@ -53,7 +51,7 @@ class RunningCall:
     began: datetime
     state: CallState = "waiting"
     session_id: str = ""
-    board: CallBoard | None = field(default=None, repr=False)
+    board: CallBoard | None = None
 
 
 _current: ContextVar[RunningCall | None] = ContextVar("running_call", default=None)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 from msgspec import structs
 
 from tersely.domain.history.context import Context
@@ -27,8 +27,7 @@ from tersely.strategies.presets import Slim, Strategy, Tiered, Window
 from tersely.strategies.summaries.activity_log import derive_missing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltContext:
+class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
     """A built context. ``starts_epoch``: whether a new epoch begins with it; then ``derived`` are the log entries that
     were written for the turns that the epoch cut, and ``states`` the state blocks that were read from replies.
     """
@@ -54,7 +53,7 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
     if isinstance(config.strategy, Window) and (snapshot.epoch is None or snapshot.epoch.must_rebuild):
         states = read_visible_states((*snapshot.kept, *snapshot.entries))
         if states and states[-1].seq > inputs.state_seq:
-            inputs = replace(inputs, state=states[-1].text, state_seq=states[-1].seq)
+            inputs = structs.replace(inputs, state=states[-1].text, state_seq=states[-1].seq)
     epoch = plan_epoch(
         snapshot,
         inputs,
@@ -87,10 +86,12 @@ def _with_more_fixed_tokens(context: Context, more: Mapping[str, int]) -> Contex
     tools.
     """
     report = context.report
-    layers = tuple(replace(layer, tokens=layer.tokens + more.get(layer.name, 0)) for layer in report.layers)
+    layers = tuple(structs.replace(layer, tokens=layer.tokens + more.get(layer.name, 0)) for layer in report.layers)
     added = sum(more.values())
     before, after = report.tokens_before + added, report.tokens_after + added
-    return replace(context, report=replace(report, tokens_before=before, tokens_after=after, layers=layers))
+    return structs.replace(
+        context, report=structs.replace(report, tokens_before=before, tokens_after=after, layers=layers)
+    )
 
 
 def _keeps_log_of_turns(strategy: Strategy) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
+
+import msgspec
 
 from tersely.dialects.dialect import ToolOffer
 from tersely.domain.history.history import (
@@ -21,8 +22,7 @@ from tersely.strategies.planning import (
 from tersely.strategies.presets import Full, Slim, Strategy, Window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextConfig:
+class ContextConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Strategy and epoch policy of a request, Tersely's own ``instructions`` for the model (None: none), and the tools
     that Tersely may offer to the model (``offers``; ``offers_always``: in plain epochs too). ``folds_repeats``: new
     epochs replace repeated text by references. ``setting``: the strategy as a configuration text.
@@ -62,8 +62,7 @@ class ContextConfig:
         return first_seq_needed(epoch, strategy=self.strategy, policy=self.policy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBudget:
+class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a context may use.
 
     ``fixed_tokens``: tokens of instructions and tools; ``tool_tokens``: of the tools among them. ``window``: the

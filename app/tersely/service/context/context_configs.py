@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from msgspec import structs
+
 from tersely.dialects.dialect import ToolOffer
 from tersely.domain.history.sessions import Session
 from tersely.domain.history.tiers import READ_BACK_TOOLS
@@ -80,7 +82,7 @@ class ContextConfigs:
         tried = shadow or self._shadow or SHADOW_OFF
         if tried == SHADOW_OFF or strategy or (session is not None and session.strategy):
             return config
-        return replace(
+        return structs.replace(
             config,
             strategy=Full(),
             instructions=None,
@@ -138,14 +140,14 @@ class ContextConfigs:
         """
         config = self.choose_outside_calls(session, strategy=strategy, epoch=epoch)
         if tools is not None:
-            return replace(config, offers=tuple(_offer(name) for name in parse_offer(",".join(tools) or "off")))
+            return structs.replace(config, offers=tuple(_offer(name) for name in parse_offer(",".join(tools) or "off")))
         if not session.calls:
-            return replace(config, offers=())
+            return structs.replace(config, offers=())
         if session.plan is None or isinstance(config.strategy, Slim | Full):
             return config
         read_back = read_back_of(session.plan).split(", ")
         kept = tuple(offer for offer in config.offers if offer.name not in READ_BACK_TOOLS or offer.name in read_back)
-        return replace(config, offers=kept)
+        return structs.replace(config, offers=kept)
 
     def check(self, *, strategy: str | None, epoch: str | None, shadow: str | None = None) -> None:
         """Raise `InvalidRequest` unless all values are valid."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.history import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tersely.domain.history.history import (
     Epoch,
@@ -21,8 +21,7 @@ from tersely.strategies.planning import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockMessage:
+class BlockMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A stored message that consists of injected blocks alone, numbered ``seq``.
 
     ``before``: the next message of the tail (`AFTER_ALL_MESSAGES`: none follows; 0: it was cut and is not rendered).
@@ -33,8 +32,7 @@ class BlockMessage:
     before: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(msgspec.Struct, frozen=True, kw_only=True):
     """The data of one context: a snapshot and, where an epoch starts, the inputs of its head.
 
     ``is_verbatim``: the entries are all of the request's own messages, unaltered. ``instructions``: the stored ones,

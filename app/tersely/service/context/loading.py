@@ -6,11 +6,11 @@ What is read is a snapshot of one moment. Nothing in the store changes because a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import takewhile
 
+import msgspec
 from msgspec import structs
 
 from tersely.dialects.dialect import Dialect
@@ -103,8 +103,7 @@ async def load_history(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
+class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a context: ``kept`` before the cut, ``entries`` from there on, and the epoch that they belong to.
 
     ``instructions`` and ``blocks`` are stored ones that the request does not bring.
@@ -363,7 +362,7 @@ def _count_apart(entries: Sequence[Entry], newest: dict[str, int]) -> list[Entry
     counted: list[Entry] = []
     for entry in reversed(entries):
         apart = sum(newest.pop(block.text, 0) for block in entry.message.injected) if entry.message.injected else 0
-        counted.append(replace(entry, tokens=max(MESSAGE_OVERHEAD, entry.tokens - apart)) if apart else entry)
+        counted.append(structs.replace(entry, tokens=max(MESSAGE_OVERHEAD, entry.tokens - apart)) if apart else entry)
     return counted[::-1]
 
 
@@ -381,12 +380,12 @@ async def _choose_memos_again(
     stored = [entry for entry in (*snapshot.kept, *snapshot.entries) if entry.seq <= stored_to]
     memos = await choose_for_entries(connection, tenant, stored, strategy)
     bare = {entry.seq: without_memos(entry) for entry in stored}
-    snapshot = replace(
+    snapshot = structs.replace(
         snapshot,
         kept=tuple(bare.get(entry.seq, entry) for entry in snapshot.kept),
         entries=tuple(bare.get(entry.seq, entry) for entry in snapshot.entries),
     )
-    return snapshot, replace(inputs, memos=memos, memos_chosen_to=stored_to)
+    return snapshot, structs.replace(inputs, memos=memos, memos_chosen_to=stored_to)
 
 
 def _ran_out(match: SessionMatch, epoch: Epoch) -> bool:
@@ -447,9 +446,9 @@ async def after_overflow(
                 snapshot, inputs = await _choose_memos_again(
                     connection, tenant, match.session, config.strategy, snapshot, inputs
                 )
-    return replace(
+    return structs.replace(
         history,
-        snapshot=replace(snapshot, window=budget.window),
+        snapshot=structs.replace(snapshot, window=budget.window),
         advance=Advance(reason="overflow"),
         epoch_inputs=inputs,
         overflows=history.overflows + 1,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.service.context.history import History

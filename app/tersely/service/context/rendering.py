@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.context import Context, ContextMessage
@@ -24,8 +25,7 @@ from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedMessages:
+class RenderedMessages(msgspec.Struct, frozen=True, kw_only=True):
     """All messages of a request in wire form. The first ``frozen`` are the instructions and the head.
 
     ``sources`` names the origin of each message.
@@ -33,7 +33,7 @@ class RenderedMessages:
 
     messages: list[bytes]
     frozen: int = 0
-    sources: list[MessageSource] = field(default_factory=list)
+    sources: list[MessageSource] = msgspec.field(default_factory=list)
 
     def breakpoints(self) -> tuple[int, ...]:
         """Return the indexes of the messages after which a prompt cache is worthwhile: the last of the head, and the

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.errors import StoreUnavailable

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import dropwhile
 from types import MappingProxyType
 from typing import NamedTuple
+
+import msgspec
 
 from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.wire import raw_json
@@ -72,18 +73,17 @@ class MessageSource(NamedTuple):
     also: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class Known:
+class Known(msgspec.Struct):
     """What this process knows to be stored of a session. ``stored``: sequence number -> digest of the stored bytes;
     ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number and digest
     of the bytes that were sent -> the patch that gives them.
     """
 
     edits: int
-    stored: dict[int, bytes] = field(default_factory=dict)
-    literals: set[bytes] = field(default_factory=set)
-    recent: dict[int, bytes] = field(default_factory=dict)
-    patched: dict[tuple[int, bytes], SentMessage] = field(default_factory=dict)
+    stored: dict[int, bytes] = msgspec.field(default_factory=dict)
+    literals: set[bytes] = msgspec.field(default_factory=set)
+    recent: dict[int, bytes] = msgspec.field(default_factory=dict)
+    patched: dict[tuple[int, bytes], SentMessage] = msgspec.field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -140,8 +140,7 @@ class KnownSessions:
         self._size -= size
 
 
-@dataclass(frozen=True, slots=True)
-class Elements:
+class Elements(msgspec.Struct, frozen=True):
     """The elements of a request, as a later request that only adds elements repeats them: the literals of the full
     blocks, the elements behind these, and the checksum and the count of all of them. ``tools``: see `SentContext`.
     """
@@ -153,8 +152,7 @@ class Elements:
     tools: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A description, the literals that are to be stored with it, and the request's new messages with their digests."""
 
     body: bytes

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
+
+import msgspec
 
 from tersely.domain.limits import LEASE, NOTHING, Grant, LimitName, Limits, Portion, Use, UseRequest, plus, retry_after
 from tersely.store.ops.limits import LimitHolder
@@ -26,8 +28,7 @@ BYTES_PER_TOKEN = 4
 LEAST_MONEY = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(msgspec.Struct, frozen=True, kw_only=True):
     """What a request needs: a slot for a concurrent call, tokens and money, and room for its stored bytes.
 
     ``size`` of its body in bytes.
@@ -39,8 +40,7 @@ class Need:
     size: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Account:
+class Account(msgspec.Struct, eq=False):
     """What this worker holds for ``subject``. Times are monotonic, in seconds; balances may be negative: a debt."""
 
     subject: LimitHolder
@@ -48,7 +48,7 @@ class Account:
     holder: str
     monotonic: Callable[[], float]
     clock: Callable[[], datetime]
-    use: Use = field(default_factory=Use)
+    use: Use = msgspec.field(default_factory=Use)
     requests: float = 0
     tokens: float = 0.0
     money: float = 0.0
@@ -67,8 +67,8 @@ class Account:
     used_at: float = 0.0
     synced_at: float = 0.0
     recent: int = 0
-    paused: dict[LimitName, float] = field(default_factory=dict)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: dict[LimitName, float] = msgspec.field(default_factory=dict)
+    released: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     # A request
 

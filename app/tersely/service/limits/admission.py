@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 
 class Reservation(Protocol):
@@ -18,14 +19,13 @@ class Reservation(Protocol):
         """Return the unused part of the reservation."""
 
 
-@dataclass(slots=True)
-class Admission:
+class Admission(msgspec.Struct):
     """One admitted request. ``leave`` ends its turn in the queue of calls in preparation."""
 
     reservations: Sequence[Reservation] = ()
     is_model_call: bool = False
     leave: Callable[[], None] | None = None
-    is_closed: bool = field(default=False)
+    is_closed: bool = msgspec.field(default=False)
 
     @property
     def is_charged(self) -> bool:

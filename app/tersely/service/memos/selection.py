@@ -8,7 +8,8 @@ with the messages no longer count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tersely.dialects.registry import dialect_named
 from tersely.domain.history.history import Entry, Epoch, Prefix

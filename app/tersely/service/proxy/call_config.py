@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, Overflow, Request, ToolOffer
 from tersely.dialects.tool_rounds import tool_names

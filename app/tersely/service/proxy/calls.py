@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -15,8 +14,7 @@ from tersely.domain.history.sessions import check_session_id
 ContextKind = Literal["built", "passthrough", "bypass", "fail-open", "command"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOptions:
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tersely's own request headers."""
 
     session_id: str | None = None
@@ -26,8 +24,7 @@ class CallOptions:
     bypass: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request to be proxied. ``path`` follows the upstream's base URL and carries the query, still encoded.
 
     Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
@@ -50,7 +47,7 @@ class Call:
     request_id: str = ""
     host: str = ""
     max_messages: int | None = None
-    by_headers: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    by_headers: dict[object, Any] = msgspec.field(default_factory=dict)
 
     @property
     def header_map(self) -> dict[str, str]:
@@ -61,8 +58,7 @@ class Call:
         return found
 
 
-@dataclass(slots=True, kw_only=True)
-class ProxyResponse:
+class ProxyResponse(msgspec.Struct, kw_only=True):
     """What goes back to the client: a body at once, or chunks as they come."""
 
     status: int

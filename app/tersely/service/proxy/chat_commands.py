@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -64,8 +63,8 @@ class ChatCommands:
         """Remove earlier commands and their answers from the messages, the body and the references of a call."""
         if ID_PREFIX in request.ids.get("previous_response_id", ""):
             ids = {name: value for name, value in request.ids.items() if name != "previous_response_id"}
-            call = replace(call, body=dialect.without_history(call.body))
-            request = replace(request, ids=ids, reply_id="")
+            call = structs.replace(call, body=dialect.without_history(call.body))
+            request = structs.replace(request, ids=ids, reply_id="")
         if MARK.encode() not in call.body:
             return call, request
 
@@ -76,7 +75,7 @@ class ChatCommands:
         if len(kept) == len(request.messages):
             return call, request
         body = dialect.write_request(call.body, RequestPatch(messages=[message.raw for message in kept]))
-        return replace(call, body=body), replace(request, messages=tuple(kept))
+        return structs.replace(call, body=body), structs.replace(request, messages=tuple(kept))
 
     async def answer(
         self, call: Call, request: Request, dialect: Dialect, command: str, *, sent: Request, heartbeat: float

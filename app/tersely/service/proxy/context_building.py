@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, Overflow
 from tersely.domain.errors import ContextTooLarge, StoreUnavailable
@@ -21,8 +23,7 @@ from tersely.store.history.tail_cache import ROW_SIZE
 from tersely.strategies.composition import overflow_tries
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context of a call (``built`` None: none fits) and the history that it was built from.
 
     ``hidden_parts``: the parts of the request's messages that only the model sees, by index.
@@ -30,7 +31,7 @@ class CallContext:
 
     loaded: History
     built: BuiltContext | None
-    hidden_parts: Mapping[int, HiddenReplyParts] = field(default_factory=dict)
+    hidden_parts: Mapping[int, HiddenReplyParts] = msgspec.field(default_factory=dict)
 
 
 class ContextBuilder:

@@ -12,10 +12,11 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.client_ids import ClientIds
@@ -59,8 +60,7 @@ REMEMBERED = timedelta(days=7)
 Key = tuple[str, str, str | bytes]
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """An exchange in a file. ``pending``: its writes, which may be under way; the last one is the reply's. After
     ``failures`` it is tried again at ``retry_at``, in the loop's time.
     """
@@ -79,8 +79,7 @@ class _Waiting:
         return self.failures >= MOST_FAILURES
 
 
-@dataclass(slots=True, eq=False)
-class _Unwritten:
+class _Unwritten(msgspec.Struct, eq=False):
     """An exchange on its way into the file."""
 
     payload: bytes

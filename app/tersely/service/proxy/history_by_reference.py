@@ -7,7 +7,9 @@ rules as any other history.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.isolation import StoredInDialect, isolate, share_messages
@@ -30,8 +32,7 @@ from tersely.store.history.tail_cache import ROW_SIZE
 _BEFORE = MessageIdentity(digest=b"", is_link=True, starts_turn=False, role="user")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferencedHistory:
+class ReferencedHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The history that a request references: that of ``session`` (None: the session does not exist yet) up to the reply
     ``seq`` (0: there is no reply yet). ``chain`` is the hash of that history, ``rows`` are the session's rows from its
     cut on.
@@ -54,8 +55,7 @@ class ReferencedHistory:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedHistory:
+class ResolvedHistory(msgspec.Struct, frozen=True, kw_only=True):
     """A referenced history, and behind it the request's own messages. `fill` adds the content of the stored messages,
     whose indexes are ``unfilled``. ``reply`` is the reply that the request continues.
     """

@@ -5,7 +5,7 @@ With them the history can be recognised, and a context can be built from it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.service.common.offload import run_in_thread_if_large

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Reply, ReplyReader
 from tersely.service.common.offload import run_in_thread_if_large

@@ -5,8 +5,9 @@ Their histories are read from the store by the full path; a live call takes the 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.history import Entry

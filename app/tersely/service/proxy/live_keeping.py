@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
@@ -127,7 +126,7 @@ class LiveKeeper:
             frame = frame.with_middle([element for element, _ in added.elements[:stays]])
         messages, counts = found.history.messages, write.request.tokens
         counted = zip(call.added[1:], counts[found.echoes :], strict=True)
-        new = (call.added[0], *(replace(entry, tokens=count) for entry, count in counted))
+        new = (call.added[0], *(structs.replace(entry, tokens=count) for entry, count in counted))
         before = live.snapshot
         known = before.entries[: len(before.entries) - len(found.revised)] if found.revised else before.entries
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
@@ -151,7 +150,7 @@ class LiveKeeper:
             sent_end=len(call.body) - len(live.sent_suffix),
             first_messages=first,
             last_question=question,
-            snapshot=replace(
+            snapshot=structs.replace(
                 before,
                 entries=(*known, *found.revised, *new),
                 calls=state.calls,
@@ -216,7 +215,7 @@ class LiveKeeper:
             volatile=volatile,
             frame=bodies.frame,
             instructions=body_parts(prepared.body, self._dialect.name).instructions if bodies.frame is None else b"",
-            request=replace(request, messages=()),
+            request=structs.replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
             first_messages=messages[:3] if deltas is None else (),
             last_question=next((each for each in reversed(messages) if each.role == "user"), None),
@@ -287,8 +286,7 @@ class LiveKeeper:
         return frame if written is not None and written.body == prepared.body else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
+class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What a call of the full path showed its model, as the next call goes on from it. ``snapshot`` has the messages
     with the tokens that are stored; ``layers`` are those of the report before the tail.
     """
@@ -332,7 +330,7 @@ def _read_shown(
     tail, kept = _counted(tail, counts), _counted(kept, counts)
     if not is_delta:  # otherwise it was loaded with its counts
         tail, kept = count_apart(tail, kept, before.injected)
-    snapshot = replace(
+    snapshot = structs.replace(
         before,
         entries=tail,
         kept=kept,
@@ -440,7 +438,7 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
 
 def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
     """Entries with the tokens that are stored."""
-    return tuple(replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries)
+    return tuple(structs.replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries)
 
 
 def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:

@@ -7,9 +7,10 @@ that is not certain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, Request
 from tersely.domain.history.context import Context, LayerReport, Report

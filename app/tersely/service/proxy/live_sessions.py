@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -75,8 +74,7 @@ class Volatile(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(msgspec.Struct, frozen=True):
     """The elements that a live call adds to the message list of its body, with their sources. ``instructions``: those
     beside the list. ``volatile`` are the last messages of the request: their elements may be others at the next call.
     """
@@ -197,8 +195,7 @@ def size_of(entries: Iterable[Entry]) -> int:
     return sum(ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries)
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(msgspec.Struct):
     session: LiveSession
     size: int
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
 
+import msgspec
 from msgspec import structs
 
 from tersely.dialects.clients import known as clients
@@ -83,8 +83,7 @@ from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyConfig:
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one proxy. ``max_reply`` and ``parse_cache`` in bytes, ``heartbeat`` in seconds.
 
     ``key`` is the operator's, as a header: it replaces the caller's key. ``on_ids`` is called with the ids that a
@@ -103,8 +102,7 @@ class ProxyConfig:
     parse_cache: int = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """What the proxies of all dialects share. ``monotonic`` in seconds; ``chat`` is set if chat commands are on,
     ``shadows`` if calls may be judged for a strategy that is tried out.
     """
@@ -238,7 +236,7 @@ class Proxy:
         open is off, or if the request does not carry its history.
         """
         if self._config.host:
-            call = replace(call, host=self._config.host)
+            call = structs.replace(call, host=self._config.host)
         if call.options.bypass:
             return await self._forwarder.forward(call, "bypass")
         if call.header_map.get("content-encoding", "identity") != "identity":
@@ -289,7 +287,7 @@ class Proxy:
             return await self._forward_side_call(call, request, side_call)
         if self._chat is not None and (command := command_in(request.messages[-1])):
             if not (call.host or self._config.is_default):
-                call = replace(call, key_headers=call.key_headers | CREDENTIALS)
+                call = structs.replace(call, key_headers=call.key_headers | CREDENTIALS)
             return await self._chat.answer(
                 call, request, self._dialect, command, sent=as_sent, heartbeat=self._config.heartbeat
             )
@@ -318,7 +316,7 @@ class Proxy:
         if matched is None or isinstance(matched, MatchedCall):
             return matched
         # The request continues the history of another session: as if its messages had been sent.
-        request = replace(incoming.request, messages=matched.messages)
+        request = structs.replace(incoming.request, messages=matched.messages)
         return await self._sessions.match(await self._sessions.read(incoming.call, request))
 
     async def _wait_for_spooled(self, incoming: IncomingCall) -> None:
@@ -347,7 +345,7 @@ class Proxy:
             trace.describe(model=prepared.request.model, session=prepared.match.session_id)
         sent_at = self._timer.now()
         labels = structs.replace(prepared.labels, overhead_ms=self._timer.overhead_ms(call, sent_at))
-        prepared = replace(prepared, labels=labels)
+        prepared = structs.replace(prepared, labels=labels)
         sending: asyncio.Task[UpstreamReply] | None = None
         try:
             sending = asyncio.get_running_loop().create_task(self._sender.send(call, prepared.body))
@@ -543,7 +541,7 @@ class Proxy:
         if request.references_history:
             incoming = await self._sessions.read(call, request)
             if (body := await self._server_side.expand_history(incoming)) is not None:
-                call, context = replace(call, body=body), "built"
+                call, context = structs.replace(call, body=body), "built"
         return await self._forwarder.forward(call, context, on_reply=on_reply)
 
     async def _forward_without_store(self, incoming: IncomingCall, reason: StoreUnavailable) -> ProxyResponse:

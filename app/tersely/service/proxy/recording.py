@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import takewhile
@@ -125,7 +124,7 @@ class Recorder:
             attributes=[*prepared.write.attributes, *literals],
         )
         record = RequestRecord(write=write, description=description, stored=self._writer.submit(write))
-        return replace(prepared, record=record)
+        return structs.replace(prepared, record=record)
 
     # Live calls
 
@@ -175,7 +174,7 @@ class Recorder:
             record = RequestRecord(
                 write=call.write, description=call.description, stored=self._writer.submit(call.write)
             )
-            call.prepared = replace(call.expand(call), write=call.write, record=record)
+            call.prepared = structs.replace(call.expand(call), write=call.write, record=record)
         return call.prepared
 
     async def _commit_live(self, call: LiveCall, reply: Reply, status: int) -> None:
@@ -528,8 +527,8 @@ class Recorder:
         late: tuple[Attribute, ...] = ()
         if not _is_described(prepared):
             # Another body was sent than the one described first: a smaller one, or a further round.
-            request = replace(request, description=self._describe(prepared))
-            prepared = replace(prepared, record=request)
+            request = structs.replace(request, description=self._describe(prepared))
+            prepared = structs.replace(prepared, record=request)
             literals = request.description.literals if request.description else ()
             late = tuple(set(literals) - set(request.write.attributes))
         description = request.description

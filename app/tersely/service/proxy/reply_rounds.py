@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from tersely.dialects.dialect import ClientView, Dialect, ErrorDescription, Reply
 from tersely.dialects.wire import raw_json
@@ -49,8 +50,7 @@ _REFUSED = UpstreamUnavailable("the upstream refused")
 NextRound = Callable[[SentCall, RoundTranscript], Coroutine[Any, Any, StartedReply]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSteps:
+class RoundSteps(msgspec.Struct, frozen=True, kw_only=True):
     """What a relay needs. ``next_round`` sends a call again with the messages of a transcript.
 
     ``heartbeat`` in seconds, ``max_reply`` in bytes.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 from msgspec import structs
 
 from tersely.dialects.clients import known as clients
@@ -31,8 +31,7 @@ from tersely.store.history.artifacts import spilled
 from tersely.strategies.presets import strategy_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UpstreamBody:
+class _UpstreamBody(msgspec.Struct, frozen=True, kw_only=True):
     """A body for the model host; see `PreparedCall` for its members."""
 
     body: bytes
@@ -52,7 +51,7 @@ class RequestBuilder:
     async def build_request(self, matched: MatchedCall, context: CallContext) -> PreparedCall:
         """Write the body of a call, and what is to be stored of its request."""
         size = work_size(matched)
-        matched = replace(matched, loaded=context.loaded)
+        matched = structs.replace(matched, loaded=context.loaded)
         call, config, built = matched.call, matched.config, context.built
         upstream = await run_in_thread_if_large(size, self._write_body, matched, built)
         write = await run_in_thread_if_large(size, self._request_write, matched, context)
@@ -87,7 +86,7 @@ class RequestBuilder:
         if built is None:
             return None
         labels = _labels(prepared, built, is_own_body=False)
-        anew = replace(
+        anew = structs.replace(
             prepared,
             loaded=context.loaded,
             built=built,
@@ -98,7 +97,7 @@ class RequestBuilder:
         upstream = await run_in_thread_if_large(work_size(prepared), self._write_body_of_round, anew)
         # Tools that were called already stay known, whatever is offered now.
         tools = upstream.tools | (prepared.tools if prepared.round_messages else frozenset())
-        return replace(
+        return structs.replace(
             anew, body=upstream.body, strip_usage=upstream.strip_usage, tools=tools, sources=upstream.sources
         )
 
@@ -107,11 +106,11 @@ class RequestBuilder:
     ) -> PreparedCall:
         """Write the body of the next round: the context, and behind it the calls and results of the rounds so far."""
         bodies = (*prepared.earlier_bodies, prepared.body)
-        following = replace(
+        following = structs.replace(
             prepared.whole, round_messages=tuple(messages), is_last_round=is_last_round, earlier_bodies=bodies
         )
         upstream = self._write_body_of_round(following)
-        return replace(following, body=upstream.body, sources=upstream.sources)
+        return structs.replace(following, body=upstream.body, sources=upstream.sources)
 
     def _write_body_of_round(self, prepared: PreparedCall) -> _UpstreamBody:
         return self._write_body(prepared, prepared.built, prepared.round_messages, is_last_round=prepared.is_last_round)
@@ -151,7 +150,7 @@ class RequestBuilder:
         else:
             rendered = render_messages(built.context, self._dialect, matched.loaded, matched.history, matched.match)
         # The messages of earlier rounds end the tail.
-        rendered = replace(
+        rendered = structs.replace(
             rendered,
             messages=[*rendered.messages, *round_messages],
             sources=[*rendered.sources, *(MessageSource(raw, 0, ADDED, "tool_round") for raw in round_messages)],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, Reply, ReplyChoice
 from tersely.dialects.tool_rounds import FinishedRounds, add_usage
@@ -13,8 +15,7 @@ MAX_ROUNDS = 8
 """After so many rounds the model may call no tool any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenMessage:
+class HiddenMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that the client never sees: a reply of the model with calls of Tersely's tools (``choice``), or a
     result.
 
@@ -25,8 +26,7 @@ class HiddenMessage:
     choice: ReplyChoice | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenMessages:
+class HiddenMessages(msgspec.Struct, frozen=True, kw_only=True):
     """Hidden messages before a reply, and behind it: the results of its calls of Tersely's tools."""
 
     before: tuple[HiddenMessage, ...] = ()
@@ -36,8 +36,7 @@ class HiddenMessages:
 NO_HIDDEN_MESSAGES = HiddenMessages()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CombinedReply:
+class CombinedReply(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of all rounds, under the id that the client knows, and the messages hidden beside it.
 
     ``client_message`` is the message for the client (empty: none).
@@ -48,8 +47,7 @@ class CombinedReply:
     client_message: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTranscript:
+class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     """The finished rounds of one call, the last one left out. ``tools`` are the names of Tersely's own.
 
     ``shown`` are the messages of the rounds as the client saw them, ``hidden`` those that the model is sent again.

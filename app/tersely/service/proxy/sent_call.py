@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.stages import PreparedCall
@@ -11,8 +11,7 @@ from tersely.upstream.client import UpstreamReply
 SentCall = PreparedCall | LiveCall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedReply:
+class StartedReply(msgspec.Struct, frozen=True, kw_only=True):
     """The reply to ``prepared``, whose beginning has been read: the last step that can still choose another request.
 
     ``body`` is all of a reply that is not streamed, ``first`` the beginning of one that is. ``is_oversized``: the reply

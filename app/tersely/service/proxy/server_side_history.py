@@ -7,7 +7,7 @@ context built here.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.domain.errors import StoreUnavailable

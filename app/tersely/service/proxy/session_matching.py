@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.dialect import Dialect, Request

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from tersely.dialects.dialect import Request
 from tersely.domain.text.tags import NOTHING, TagKinds
@@ -25,8 +26,7 @@ from tersely.service.recognition.session_lookup import SessionHints, SessionMatc
 from tersely.store.commit.records import HistoryOwner, Outcome, RequestWrite, result_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncomingCall:
+class IncomingCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call whose request has been read: its messages with their hashes, and what it says of its session."""
 
     call: Call
@@ -61,8 +61,7 @@ class IncomingCall:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchedCall(IncomingCall):
+class MatchedCall(IncomingCall, frozen=True, kw_only=True):
     """A call whose session is known. ``loaded`` is what its context is built from.
 
     ``resolved`` is set for a request that references its history instead of sending it. ``is_at_host``: the model host
@@ -77,8 +76,7 @@ class MatchedCall(IncomingCall):
     is_at_host: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request on its way into the store. ``write`` is what is stored, ``description`` tells what the model was sent
     (None: that could not be described), ``stored`` is done when the request is on disk.
     """
@@ -93,8 +91,7 @@ class RequestRecord:
         return result_of(self.stored)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedCall(MatchedCall):
+class PreparedCall(MatchedCall, frozen=True, kw_only=True):
     """A call that is ready to be sent. ``built`` is None if no context fits: the client's own bytes are sent then, and
     the provider judges them.
 

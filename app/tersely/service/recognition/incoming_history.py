@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+
+import msgspec
 
 from tersely.dialects.clients.known import refuses_for_client
 from tersely.domain.history.chain import DIGEST_BYTES, canonical, is_framed_summary, summary_anchors
@@ -17,16 +18,14 @@ NEWEST = 8
 MIN_REPLY = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
+class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """The text of an assistant message at the end of a request, and the chain value before that message."""
 
     text: str
     chain_before: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncomingHistory:
+class IncomingHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a request in order, their identities, and the chain value after each."""
 
     messages: tuple[Message, ...]

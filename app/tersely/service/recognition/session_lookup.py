@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import reduce
 from hashlib import blake2b
 from typing import Literal
+
+import msgspec
 
 from tersely.dialects.clients import known as clients
 from tersely.domain.client_ids import ClientIds
@@ -36,8 +37,7 @@ SUMMARY_WITHIN = timedelta(hours=6)
 MAX_CHAINS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionHints:
+class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a request that identify its session.
 
     ``session_id``: the id in Tersely's own header. ``client``: the client's own ids. ``key``: the hash of the client's
@@ -46,16 +46,15 @@ class SessionHints:
     """
 
     session_id: str | None = None
-    client: ClientIds = field(default_factory=ClientIds)
+    client: ClientIds = msgspec.field(default_factory=ClientIds)
     is_retry: bool = False
     key: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     reply_id: str = ""
     conversation: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionMatch:
+class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     """The session of a request (None: it will be created as ``session_id``) and what the request changes in it.
 
     ``rows``: the stored rows that ``decision`` is based on: the current ones from the session's cut on, or all.
@@ -84,8 +83,7 @@ class SessionMatch:
         return self.session is not None and not self.is_delta and self.first_link > 0 and reach < self.session.cut
 
 
-@dataclass(frozen=True, slots=True)
-class NewestMatch:
+class NewestMatch(msgspec.Struct, frozen=True):
     """The answer to a lookup by the newest `NEWEST` replies of a history; ``reply_match`` is None if none is known."""
 
     reply_match: ReplyMatch | None

@@ -12,8 +12,10 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import InvalidRequest, NotFound

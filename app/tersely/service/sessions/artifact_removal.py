@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from tersely.domain.errors import NotFound
 from tersely.domain.text.tool_output import output_digest

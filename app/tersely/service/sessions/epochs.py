@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import cast
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.errors import Conflict, ContextTooLarge, NotFound

@@ -6,7 +6,7 @@ A shadow keeps an epoch of its own. All else is the call's: its messages, its wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -60,7 +60,7 @@ def prepare_context(call: AnsweredCall, epoch: Epoch | None) -> PendingContext:
     kept = frozenset(basis.kept) if basis is not None else frozenset()
     entries = tuple(entry for entry in call.entries if entry.seq >= first)
     added = count_additions(epoch, config)
-    snapshot = replace(
+    snapshot = structs.replace(
         sent,
         epoch=basis,
         entries=entries,
@@ -79,7 +79,9 @@ def prepare_context(call: AnsweredCall, epoch: Epoch | None) -> PendingContext:
 
 def matched_with(match: SessionMatch, epoch: Epoch | None) -> SessionMatch:
     """Return the match of a session that had ``epoch``."""
-    return match if match.session is None else replace(match, session=structs.replace(match.session, plan=epoch))
+    return (
+        match if match.session is None else structs.replace(match, session=structs.replace(match.session, plan=epoch))
+    )
 
 
 def build_shadow(call: AnsweredCall, pending: PendingContext, inputs: EpochInputs) -> BuiltContext:
@@ -110,6 +112,6 @@ def _with_log(call: AnsweredCall, snapshot: Snapshot, inputs: EpochInputs) -> Ep
 def _newest(log: list[TerseEntry], inputs: EpochInputs) -> EpochInputs:
     log.sort(key=lambda entry: (entry.turn, entry.seq))
     if len(log) < NEWEST:
-        return replace(inputs, terse=tuple(log))
+        return structs.replace(inputs, terse=tuple(log))
     newest = tuple(log[-NEWEST:])
-    return replace(inputs, terse=newest, older_turns=max(0, newest[0].turn - 1), oldest_at=newest[0].created_at)
+    return structs.replace(inputs, terse=newest, older_turns=max(0, newest[0].turn - 1), oldest_at=newest[0].created_at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
@@ -37,20 +36,19 @@ from tersely.store.notes import pending_memory
 DERIVED_FROM = 1000
 
 
-@dataclass(slots=True)
-class NewRows:
+class NewRows(msgspec.Struct):
     """The rows of a batch, by table; the session's id, then the columns of `tersely.store.db.statements`."""
 
-    messages: list[Record] = field(default_factory=list)
-    reply_ids: list[Record] = field(default_factory=list)
-    terse: list[Record] = field(default_factory=list)
-    states: list[Record] = field(default_factory=list)
-    calls: list[Record] = field(default_factory=list)
-    epochs: list[Record] = field(default_factory=list)
-    pending_memory: list[Record] = field(default_factory=list)
-    attributes: list[Record] = field(default_factory=list)
-    artifacts: list[Record] = field(default_factory=list)
-    appends: list[Record] = field(default_factory=list)
+    messages: list[Record] = msgspec.field(default_factory=list)
+    reply_ids: list[Record] = msgspec.field(default_factory=list)
+    terse: list[Record] = msgspec.field(default_factory=list)
+    states: list[Record] = msgspec.field(default_factory=list)
+    calls: list[Record] = msgspec.field(default_factory=list)
+    epochs: list[Record] = msgspec.field(default_factory=list)
+    pending_memory: list[Record] = msgspec.field(default_factory=list)
+    attributes: list[Record] = msgspec.field(default_factory=list)
+    artifacts: list[Record] = msgspec.field(default_factory=list)
+    appends: list[Record] = msgspec.field(default_factory=list)
 
     def extend(self, other: NewRows) -> None:
         """Add another batch's rows."""

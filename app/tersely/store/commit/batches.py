@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from copy import copy
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_reply, enter_request
 from tersely.store.commit.locked_writes import write_locked
@@ -44,16 +45,15 @@ from tersely.store.history.tail_cache import TailCache, appended
 Results = dict[int, Outcome | StoredReply]
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One session's part of a batch, computed on the state that its writes expect."""
 
     state: State
     expected: int | None
     create: NewSession | None
-    writes: list[Write] = field(default_factory=list)
-    rows: NewRows = field(default_factory=NewRows)
-    results: list[Outcome | StoredReply] = field(default_factory=list)
+    writes: list[Write] = msgspec.field(default_factory=list)
+    rows: NewRows = msgspec.field(default_factory=NewRows)
+    results: list[Outcome | StoredReply] = msgspec.field(default_factory=list)
 
     @property
     def shape(self) -> tuple[bool, Shape]:

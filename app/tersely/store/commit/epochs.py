@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tersely.domain.history.runs import Run, subtract
 from tersely.domain.history.sessions import Session
@@ -77,8 +78,7 @@ async def remove_from_plans(
         await connection.execute(SET_PLAN, tenant, session_id, write_epoch(after))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailSize:
+class TailSize(msgspec.Struct, frozen=True, kw_only=True):
     """The size of an epoch without its head: live messages from the cut on, and kept ones before it."""
 
     tokens: int

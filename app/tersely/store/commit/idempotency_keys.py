@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tersely.store.db.connection import Connection
 
@@ -17,8 +17,7 @@ WHERE tenant_id = $1 AND key = $2 AND digest = $3 ORDER BY created_at DESC LIMIT
 FORGET = "DELETE FROM appends WHERE tenant_id = $1 AND session_id = $2 AND key = $3"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class Append(msgspec.Struct, frozen=True, kw_only=True):
     """The messages ``first_seq`` to ``last_seq``, which were appended with a key. ``digest`` identifies them."""
 
     session_id: str

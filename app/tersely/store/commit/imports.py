@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import INSERTS, as_arrays
@@ -17,8 +18,7 @@ UPDATE sessions SET last_seq = $3, turns = $4, tokens = $5, version = 1 WHERE te
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedMessage:
+class ImportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message at its turn; its sequence number is its place in the list, from 1 on."""
 
     turn: int
@@ -32,8 +32,7 @@ class ImportedMessage:
     artifacts: Sequence[Artifact] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedEntry:
+class ImportedEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A terse entry, and the message that carried it."""
 
     turn: int
@@ -45,8 +44,7 @@ class ImportedEntry:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedSession:
+class ImportedSession(msgspec.Struct, frozen=True, kw_only=True):
     """An imported session with its messages and log."""
 
     id: str

@@ -7,7 +7,8 @@ message is inserted without its large values; these follow in statements of thei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import TABLES, Record
@@ -34,8 +35,7 @@ JOIN = {
 DELETE = "DELETE FROM message_pieces WHERE tenant_id = $1 AND session_id = $2 AND seq = $3 AND part = $4"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargeValue:
+class LargeValue(msgspec.Struct, frozen=True, kw_only=True):
     """The value of the column ``part`` of a message."""
 
     session_id: str

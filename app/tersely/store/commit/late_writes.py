@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 
 import asyncpg
+import msgspec
 from msgspec import structs
 
 from tersely.domain.errors import StoreUnavailable
@@ -233,8 +233,7 @@ async def forget_replays(connection: Connection, tenant: str, before: datetime) 
     await connection.execute(FORGET, tenant, before)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holder:
+class _Holder(msgspec.Struct, frozen=True, kw_only=True):
     """A session that begins with an exchange: its messages up to the reply (``shared``), and those after it."""
 
     id: str
@@ -452,8 +451,7 @@ def _is_current(row: TailRow) -> bool:
 # The reply
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Neighbour:
+class _Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the history after the request is written."""
 
     seq: int

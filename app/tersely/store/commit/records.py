@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -28,8 +27,7 @@ Result = TypeVar("Result")
 HistoryOwner = Literal["tersely", "both", "host"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
+class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     """How to make the session if it is not there.
 
     ``spare_id`` is taken where the id has gone to another conversation of the same client meanwhile: the session
@@ -44,8 +42,7 @@ class NewSession:
     spare_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewEpoch:
+class NewEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch that starts with this call, with what it spared. ``derived`` are entries made without a model,
     ``states`` the blocks that were found in replies which had none so far. ``memory`` is what the memory is to tell of
     the messages that leave the context.
@@ -67,8 +64,7 @@ class NewEpoch:
         return write_epoch(structs.replace(self.epoch, references=())) if self.epoch.references else self.plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribute:
+class Attribute(msgspec.Struct, frozen=True, kw_only=True):
     """Data of a request outside its history, stored once per content."""
 
     digest: bytes
@@ -218,8 +214,7 @@ class Outcome(msgspec.Struct, kw_only=True, rename={"answered_position": "answer
     was_stored_before: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenReplyParts:
+class HiddenReplyParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a reply in a request that the client's view lacks: see `NewReply`."""
 
     model_raw: bytes | None = None
@@ -243,8 +238,7 @@ class ReferencedReply(
     is_conversation: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRequest:
+class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All messages of a request, with the decision on them."""
 
     incoming: Sequence[MessageIdentity]
@@ -319,7 +313,7 @@ class RequestWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the write for a session of its own, a child of the one that has taken its id."""
         assert self.create is not None
         assert self.create.spare_id is not None
-        create = replace(self.create, parent=self.session_id, spare_id=None)
+        create = structs.replace(self.create, parent=self.session_id, spare_id=None)
         return structs.replace(self, session_id=self.create.spare_id, create=create)
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tersely.store.commit.records import HistoryOwner
 from tersely.store.db.connection import Connection
@@ -45,8 +46,7 @@ WHERE m.raw <> '' ORDER BY m.created_at DESC, r.seq DESC LIMIT 1
 KEEPER = "SELECT keeper FROM reply_ids WHERE tenant_id = $1 AND session_id = $2 AND seq = $3"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyById:
+class ReplyById(msgspec.Struct, frozen=True, kw_only=True):
     """A reply that was named by its id, in its session."""
 
     hit: ReplyMatch

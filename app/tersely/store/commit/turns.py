@@ -7,10 +7,10 @@ next context starts a new epoch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
 from msgspec import structs
 
 from tersely.domain.history.history import Epoch, Status
@@ -84,8 +84,7 @@ WHERE tenant_id = $1 AND id = $2
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnUsage:
+class TurnUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The calls made for a turn, in tokens: as estimated before and after, and as the provider reported them.
 
     ``weight`` is what the session weighed at the last of them, prompt and completion of its last round (std::slop,
@@ -101,8 +100,7 @@ class TurnUsage:
     weight: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRow:
+class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     """A turn: of its live messages, or of all of them where none is live."""
 
     turn: int

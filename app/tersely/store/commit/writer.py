@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
 
 import asyncpg
+import msgspec
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from tersely.store.commit.batches import Results, write_all
@@ -52,8 +52,7 @@ HOLD = 2.0
 _Lane = tuple[str, bool]
 
 
-@dataclass(slots=True)
-class _Job:
+class _Job(msgspec.Struct):
     write: Write
     done: asyncio.Future[Any]
 

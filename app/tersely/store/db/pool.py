@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import asyncpg
+import msgspec
 from asyncpg import Record
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ class ServerFull(ConnectionError):
     """The server, or the pooler in front of it, has no connection left for us."""
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
+class Slot(msgspec.Struct, eq=False):
     """A connection. ``is_own``: it is not shared through a pooler, so settings persist, and ``tenant`` is the tenant of
     its visible rows. Otherwise nothing may outlive a transaction. ``holder``: the tenant that used it last.
     """
@@ -38,8 +37,7 @@ class Slot:
     holder: str = ""
 
 
-@dataclass(slots=True)
-class Wait:
+class Wait(msgspec.Struct):
     """A wait for a connection. ``for_pool``: for one of our own that others use, not for the server. ``is_over``: a
     connection is available.
     """
@@ -48,8 +46,7 @@ class Wait:
     is_over: bool = False
 
 
-@dataclass(slots=True)
-class _Share:
+class _Share(msgspec.Struct):
     """The connections that one tenant may hold. ``users``: how many transactions hold one or wait for one."""
 
     free: asyncio.Semaphore

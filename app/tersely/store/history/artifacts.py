@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from tersely.domain.messages import Message
 from tersely.domain.text.tool_output import LEAST_SPILLED, output_digest
@@ -29,8 +30,7 @@ MESSAGES_WITH = "SELECT session_id, seq FROM artifacts WHERE tenant_id = $1 AND 
 FORGET = "DELETE FROM artifacts WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     """An output of ``chars`` characters in a written message. ``call_id`` is that of its call."""
 
     sha256: bytes
@@ -38,8 +38,7 @@ class Artifact:
     chars: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactPlace:
+class ArtifactPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where an output of ``chars`` characters is. ``sha256`` in hex."""
 
     sha256: str

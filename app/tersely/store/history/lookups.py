@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 from asyncpg import Record
+from msgspec.structs import replace
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.links import StoredLink
@@ -93,8 +94,7 @@ WHERE tenant_id = $1 AND session_id = ANY($2::text[]) AND substring(chain FROM 1
 SESSIONS = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = ANY($2::text[])"
 
 
-@dataclass(slots=True)
-class _Question:
+class _Question(msgspec.Struct):
     chains: Sequence[bytes]
     client_id: str | None
     known: ReplyMatch | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -18,8 +17,7 @@ from tersely.store.db.ranges import END
 from tersely.store.history import large_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMessage:
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message with its content. ``raw`` is the client's view; ``model_raw`` is set where the model's differs."""
 
     seq: int

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tersely.domain.history.history import Status
 from tersely.store.db.connection import Connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExceptionRow:
+class ExceptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row that is not simply the next message of the history that client and model see."""
 
     seq: int

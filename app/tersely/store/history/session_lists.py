@@ -7,9 +7,10 @@ migration that adds the ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
+
+import msgspec
 
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection
@@ -36,8 +37,7 @@ SELECT parent, count(*) AS children FROM sessions WHERE tenant_id = $1 AND paren
 FIGURES_OF = f"SELECT {COLUMNS}, {FIGURES}, {HOST} FROM sessions WHERE tenant_id = $1 AND id = $2"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedSession:
+class ListedSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session with sums over its calls. Costs are in USD, over the ``priced_calls``.
 
     ``host`` is that of the last call (empty: the default host; None: none, or not known). ``rank`` and ``value`` are
@@ -60,8 +60,7 @@ class ListedSession:
     value: object = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowing:
+class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
     """Filters of a list of sessions; None: no filter. ``query`` is searched for in titles. ``tops``: only sessions
     without a parent.
     """
@@ -76,8 +75,7 @@ class Narrowing:
     tops: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionCursor:
+class SessionCursor(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a session in an order; without ``rank``, among sessions without a value in that order."""
 
     rank: object

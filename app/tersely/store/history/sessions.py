@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
@@ -64,8 +63,7 @@ def session_from(row: Record | Mapping[str, Any]) -> Session:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyMatch:
+class ReplyMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A relayed reply of a stored session that a request's history contains.
 
     ``tail``: the session's current rows from its cut on, where they were read along.
@@ -331,8 +329,7 @@ ORPHAN = "UPDATE sessions SET parent = NULL, version = version + 1 WHERE tenant_
 WITHOUT_KEY = ("messages", "terse", "calls")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """A session's settings: strategy and epoch policy in the form of the configuration, JSON metadata."""
 
     strategy: str | None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from tersely.domain.history.history import WINDOW_FULL, Epoch
 from tersely.domain.history.links import StoredLink
@@ -22,8 +23,7 @@ ROW_SIZE = 600
 SESSION_SIZE = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedTail:
+class CachedTail(msgspec.Struct, frozen=True, kw_only=True):
     """A session at one version, with its current rows from the cut on, in order. ``size`` in bytes.
 
     ``chain`` is the chain value of the whole history up to the newest relayed reply, if it is known.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+import msgspec
 
 from tersely.domain.history.history import Entry
 from tersely.domain.history.pairing import safe_cuts
@@ -24,8 +25,7 @@ TURN_CUT_FILL = 0.6
 FRESH_STEPS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The tail begins at sequence number ``first``; ``kept`` stay verbatim before it. ``tokens``: both together."""
 
     first: int

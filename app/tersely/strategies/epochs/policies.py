@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Literal, NamedTuple, assert_never, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Snapshot
@@ -95,8 +98,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 _NOT_IN_FINGERPRINT = frozenset({"instructions_at"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions of a strategy for the decision: whether it cuts at all, and how many last turns it keeps in full.
 
     ``high`` is the strategy's own limit instead of the policy's watermark, in tokens of content. ``is_over_limit``
@@ -140,8 +142,7 @@ class TokenSums(NamedTuple):
     steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watermarks:
+class Watermarks(msgspec.Struct, frozen=True, kw_only=True):
     """The watermarks of one snapshot. ``room``: the part of the window that is left beside the fixed tokens."""
 
     high: int

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -57,7 +56,7 @@ def insert_file_excerpts(*, limit: int, encode: Encode) -> Stage:
         shown = [readable_text(entry.message) for entry in draft.entries]
         chosen = _choose(known, shown, limit=limit, encode=encode)
         text = _render(chosen)
-        return replace(draft, excerpts=chosen).with_head(*exchange(LAYER, text, prompts.FILES_ACK, encode))
+        return structs.replace(draft, excerpts=chosen).with_head(*exchange(LAYER, text, prompts.FILES_ACK, encode))
 
     return stage
 

@@ -9,7 +9,8 @@ next epoch starts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tersely.domain.history.chain import is_additive
 from tersely.domain.history.history import AFTER_ALL_MESSAGES, Entry, Epoch, HeadMessage, InjectedBlock, Snapshot

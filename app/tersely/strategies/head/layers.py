@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from tersely.domain.history.history import CoveredFacts, Entry, EpochInputs, HeadMessage, Prefix, Summary, TerseEntry
 from tersely.domain.history.turns import write_turn_id

@@ -12,7 +12,6 @@ A `Tier` selects the archived results when an epoch starts: they stay archived f
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from msgspec import structs
@@ -64,7 +63,7 @@ def archive_results(
         made = archived_summaries(known, tiers, candidates=_replaced(draft.entries, tiers[0]))
         shown = fit_digest(made, limit=limit, encode=encode)
         tiers = (structs.replace(tiers[0], digest_seqs=tuple(summary.first_seq for summary in shown)),)
-        archived = replace(shorten_results(tiers, encode=encode)(draft), tiers=(*draft.tiers, *tiers))
+        archived = structs.replace(shorten_results(tiers, encode=encode)(draft), tiers=(*draft.tiers, *tiers))
         digest = tool_digest_message(shown, left_out=len(made) - len(shown), encode=encode)
         return archived.with_head(digest) if digest else archived
 

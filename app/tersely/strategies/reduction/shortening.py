@@ -6,8 +6,10 @@ The shortened form depends on the message and the tier alone, so a result is the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import is_
+
+from msgspec.structs import replace
 
 from tersely.domain.history.history import Entry, Epoch
 from tersely.domain.history.tiers import ReadBack, Style, Tier, TierContent

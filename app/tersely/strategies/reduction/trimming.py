@@ -6,7 +6,8 @@ All stages count the running turn and never drop it: it is the task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tersely.domain.history.history import Entry, HeadMessage
 from tersely.domain.history.turns import Turn, group_turns

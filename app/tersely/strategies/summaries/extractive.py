@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from tersely.domain.history.history import CoveredFacts, Entry
 from tersely.domain.messages import Message, Text, ToolResult

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
+
+from msgspec.structs import replace
 
 from tersely.domain.history.history import CoveredFacts, Entry, Fact
 from tersely.domain.history.turns import Turn, group_turns, write_turn_id
