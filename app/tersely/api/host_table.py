@@ -70,7 +70,9 @@ class HostTable:
 
     def has_models(self, dialect: DialectName, *, is_azure: bool) -> bool:
         """Return whether the model of a request may choose its host."""
-        return any(host.models and dialect in host.proxies and host.is_azure == is_azure for host in self.named)
+        return bool(self.named) and any(
+            host.models and dialect in host.proxies and host.is_azure == is_azure for host in self.named
+        )
 
     def find_by_model(self, dialect: DialectName, model: str, *, is_azure: bool) -> Destination | None:
         """Return the first host that serves the model; None if there is none."""

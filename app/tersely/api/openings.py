@@ -10,6 +10,7 @@ from tersely.api.routes import Target, find_target
 from tersely.api.transport.body import Scope
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.headers import Headers, own_headers
+from tersely.service.common.auth import read_credentials
 from tersely.service.proxy.calls import CallOptions, read_options
 
 # The most openings in the cache, and the most bytes of address and headers of one.
@@ -21,11 +22,22 @@ class Opening:
     """The parsed first line and headers of a request.
 
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
-    are the caller's, without the length of the body, ``own`` those that the host may see; ``known`` is kept with them,
-    see `Call`.
+    are the caller's, without the length of the body, ``credentials`` what they say of the caller, ``own`` those that
+    the host may see; ``known`` is kept with them, see `Call`.
     """
 
-    __slots__ = ("_options", "client", "headers", "host", "is_websocket", "known", "own", "raw", "target")
+    __slots__ = (
+        "_options",
+        "client",
+        "credentials",
+        "headers",
+        "host",
+        "is_websocket",
+        "known",
+        "own",
+        "raw",
+        "target",
+    )
 
     def __init__(self, target: Target, host: str, raw: str, headers: Headers) -> None:
         self.target = target
@@ -33,6 +45,7 @@ class Opening:
         self.raw = raw
         self.headers = target.with_keys(headers)
         self.own = own_headers(target.dialect, self.headers)
+        self.credentials = read_credentials(self.headers)
         by_name = dict(self.headers)
         self.client = client_name(by_name)
         self.is_websocket = by_name.get("upgrade", "").lower() == "websocket"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from fastapi import FastAPI
 
@@ -170,7 +169,7 @@ class ProxyRoutes:
         try:
             if opening.is_websocket:
                 return await _refuse_websocket(send, proxy)
-            caller = await self._auth.caller(headers)
+            caller = await self._auth.caller(opening.credentials)
             tenant = caller.tenant
             add_fields(tenant=caller.tenant, client=opening.client)
             caller.check_client(opening.client)
@@ -291,10 +290,11 @@ class ProxyRoutes:
                 add_fields(outcome="upstream_error")
             started = True
             running.state = "first byte"
-            if _context(answer) == "fail-open":
+            labels = dict(answer.headers)
+            if labels.get("x-tersely-context") == "fail-open":
                 self._board.note(call.tenant, "fail-open", "the database was away: the request went through unchanged")
-            await _respond(_watched(send, running), answer)
-            return answer.status, _strategy(answer)
+            await _respond(send, answer, running)
+            return answer.status, labels.get("x-tersely-strategy", "")
         except asyncio.CancelledError:
             if not client.is_gone:
                 raise
@@ -343,25 +343,6 @@ def _check_target(scope: Scope) -> None:
         raise InvalidRequest("the path must not contain . or .. segments")
 
 
-def _watched(send: Send, running: RunningCall) -> Send:
-    """Send as before; the call is known to stream from its first part on."""
-
-    async def pass_on(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.body" and message.get("more_body"):
-            running.state = "streaming"
-        await send(message)
-
-    return pass_on
-
-
-def _context(answer: ProxyResponse) -> str:
-    return next((value for name, value in answer.headers if name == "x-tersely-context"), "")
-
-
-def _strategy(answer: ProxyResponse) -> str:
-    return next((value for name, value in answer.headers if name == "x-tersely-strategy"), "")
-
-
 async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> int:
     await _respond(send, ProxyResponse(status=status, headers=headers, body=body))
     return status
@@ -369,8 +350,10 @@ async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> int
 
 def announced_size(scope: Scope) -> int:
     """Return the size of the body as its headers have it, 0 where they do not."""
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    return int(announced) if announced.isdigit() else 0
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
 
 
 def _has_body(scope: Scope) -> bool:
@@ -398,7 +381,8 @@ async def _discard_body(receive: Receive, seconds: float) -> None:
             pauses_left = LINGER_PAUSES if size >= LINGER_BYTES else pauses_left - 1
 
 
-async def _respond(send: Send, answer: ProxyResponse) -> None:
+async def _respond(send: Send, answer: ProxyResponse, running: RunningCall | None = None) -> None:
+    """Send an answer. ``running`` is the call's, if it has one: from the first part on it streams."""
     headers = [(n.encode(), v.encode(errors="surrogateescape")) for n, v in answer.headers]
     chunks = answer.chunks
     if chunks is None:
@@ -409,6 +393,8 @@ async def _respond(send: Send, answer: ProxyResponse) -> None:
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         async for chunk in chunks:
+            if running is not None:
+                running.state = "streaming"
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:

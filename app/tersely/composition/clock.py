@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from datetime import UTC, datetime
 
@@ -14,4 +14,4 @@ def clock() -> datetime:
 
 def new_id(kind: str = "s") -> str:
     """Return a new id: sortable by time, unguessable. Those of sessions begin with an ``s``."""
-    return f"{kind}{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
+    return f"{kind}{int(time.time() * 1000):011x}{os.urandom(8).hex()}"

@@ -101,22 +101,22 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def text(self) -> str:
         """Return the words of the message, text parts joined by newlines; reasoning and tool traffic left out."""
-        return "\n".join(part.text for part in self.parts if isinstance(part, Text))
+        return "\n".join([part.text for part in self.parts if type(part) is Text])
 
     @property
     def text_without_refusal(self) -> str:
         """Return the text without refusals, which some dialects keep in another field."""
-        return "\n".join(part.text for part in self.parts if isinstance(part, Text) and not part.is_refusal)
+        return "\n".join([part.text for part in self.parts if type(part) is Text and not part.is_refusal])
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the tool calls that this message makes."""
-        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+        return tuple([part for part in self.parts if type(part) is ToolCall])
 
     @property
     def results(self) -> tuple[ToolResult, ...]:
         """Return the tool results that this message carries."""
-        return tuple(part for part in self.parts if isinstance(part, ToolResult))
+        return tuple([part for part in self.parts if type(part) is ToolResult])
 
     @property
     def is_instruction(self) -> bool:

@@ -100,9 +100,10 @@ def surely_keeps(
         return False
     if epoch.fingerprint != fingerprint_of(strategy, policy, snapshot.read_back):
         return False
-    if may_be_due(snapshot, policy, needs_of(strategy), content=epoch.head_tokens + sums.kept + sums.tail):
+    needs = needs_of(strategy)
+    if may_be_due(snapshot, policy, needs, content=epoch.head_tokens + sums.kept + sums.tail):
         return False
-    return keeps_by_sums(snapshot, policy, needs_of(strategy), sums=sums, widest=widest, now=now)
+    return keeps_by_sums(snapshot, policy, needs, sums=sums, widest=widest, now=now)
 
 
 class ContentSize(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from tersely.dialects.clients.names import client_name
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.lengths import check_lengths
 from tersely.domain.errors import InvalidRequest
-from tersely.service.common.auth import Auth
+from tersely.service.common.auth import Auth, read_credentials
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
@@ -55,7 +55,7 @@ class Guard:
 
         Raises `TerselyError`, `UnsupportedMedia`, `Disconnected`.
         """
-        caller = await self.auth.caller(dict(request.headers))
+        caller = await self.auth.caller(read_credentials(dict(request.headers)))
         caller.check_rest(request.method, request.url.path)
         request.state.tenant = caller.tenant
         name = client_name(request.headers)

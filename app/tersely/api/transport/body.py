@@ -31,8 +31,9 @@ LARGE_PART = 0.75
 LARGE = 16 * 1024 * 1024
 TRIM_SECONDS = 3.0
 TRIMS = 2
-# Under this key of its scope, a request's share of the budget.
+# Under these keys of its scope: a request's share of the budget, and whether all of its body has arrived.
 RESERVATION = "tersely.body_reservation"
+RECEIVED = "tersely.received"
 
 
 _NO_ROOM = "too many large request bodies are in flight: send this request again in a moment"
@@ -147,11 +148,14 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, deadline: flo
                 raise TooLarge(f"the request body is over {limit} bytes")
             if reservation is not None:
                 reservation.check_room_for(announced)
-    try:
-        async with asyncio.timeout(deadline):
-            body = await _collect(receive, limit, reservation)
-    except TimeoutError:
-        raise InvalidRequest(f"the request body did not arrive within {deadline:g} s") from None
+    if scope.get(RECEIVED):
+        body = await _collect(receive, limit, reservation)  # which waits for nothing
+    else:
+        try:
+            async with asyncio.timeout(deadline):
+                body = await _collect(receive, limit, reservation)
+        except TimeoutError:
+            raise InvalidRequest(f"the request body did not arrive within {deadline:g} s") from None
     if reservation is not None and len(body) >= COUNTED_FROM:
         reservation.grow_to(len(body), objects=await run_in_thread_if_large(len(body), _count_objects, body))
     return body

@@ -14,6 +14,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from tersely.api.transport.body import RECEIVED
 from tersely.api.transport.disconnects import KEY, Disconnect
 from tersely.api.transport.request_ids import caller_request_id, new_request_id
 
@@ -150,6 +151,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     @override
     def on_message_complete(self) -> None:
         self._pass_body_on()
+        self.scope[RECEIVED] = True  # type: ignore[literal-required]
         super().on_message_complete()
 
     def _pass_body_on(self) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
+import msgspec
+
 from tersely.dialects.dialect import ErrorDescription, RequestPatch
 from tersely.dialects.openai_chat.read import LEGACY_CALL_PREFIX, read_message, read_reply
 from tersely.dialects.openai_content import append, prepend, with_words, without_lines
 from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.bodies import try_decode
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import INSTRUCTION_ROLES, Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -39,6 +42,15 @@ OpenAI's own six, and what compatible providers want to see again: DeepSeek's an
 ``provider_specific_fields`` and ``thinking_blocks``. What else a reply carries (``annotations``, ``audio``:
 null, ``citations``, ``images``) describes it and is left out.
 """
+
+
+class _PlainReply(msgspec.Struct):
+    """A reply whose words are one string, as nearly all are."""
+
+    content: str
+
+
+_plain_replies = msgspec.json.Decoder(_PlainReply)
 
 
 def write_request(body: bytes, patch: RequestPatch) -> bytes:
@@ -133,7 +145,8 @@ def as_reply(message: bytes) -> bytes:
 
 def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
     """Return the client's ``client_raw`` of a reply with the model's own words, those of ``model_raw``, put back."""
-    return with_text(client_raw, read_reply(model_raw).text_without_refusal)
+    plain = try_decode(_plain_replies, model_raw)
+    return with_text(client_raw, read_reply(model_raw).text_without_refusal if plain is None else plain.content)
 
 
 def with_text(raw: bytes, text: str | None) -> bytes:

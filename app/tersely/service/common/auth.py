@@ -39,6 +39,17 @@ _KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
 KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
 
 
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """What the headers of a request say of its caller: the Tersely keys in them, in order of precedence, the names of
+    the headers with keys, the hosts that it was sent to, and the web pages that it came from.
+    """
+
+    keys: tuple[str, ...]
+    carriers: frozenset[str]
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The tenant of a request, and the headers that carried its key, which are not forwarded.
 
@@ -114,29 +125,26 @@ class Auth:
         self._checked = -math.inf
         self._check: asyncio.Task[None] | None = None
 
-    async def caller(self, headers: Mapping[str, str] | Headers) -> Caller:
+    async def caller(self, credentials: Credentials) -> Caller:
         """Return a request's caller. Raises `Unauthorized`, `Forbidden`, or `StoreUnavailable`: it never opens by
         itself.
         """
-        pairs = headers.items() if isinstance(headers, Mapping) else headers
-        if self._is_local and not self._required:
-            _check_local(pairs, self._origins)
-        found = presented(pairs)
-        carriers = frozenset(name for name, value in pairs if "tsk_" in value and _KEY.search(value))
-        carriers |= {name for name, _ in found}
+        carriers = credentials.carriers
         if not self._required:
+            if self._is_local:
+                _check_local(credentials, self._origins)
             return Caller(tenant=DEFAULT_TENANT, key_headers=carriers)
-        if not found:
+        if not credentials.keys:
             raise Unauthorized("a Tersely key is needed (X-Tersely-Key, or Authorization: Bearer tsk_...)")
-        key = await self._verify(found[0][1])
+        key = await self._verify(credentials.keys[0])
         if key.expires_at is not None and key.expires_at <= self._clock():
             raise Unauthorized("this Tersely key has expired")
         return Caller(tenant=key.tenant, key_headers=carriers, scope=key.scope, key_id=key.key_id, client=key.client)
 
-    def check_address(self, headers: Iterable[tuple[str, str]]) -> None:
+    def check_address(self, headers: Mapping[str, str] | Headers) -> None:
         """Raise `Forbidden` where keys are off and a page of another host may be behind the request."""
         if self._is_local and not self._required:
-            _check_local(headers)
+            _check_local(read_credentials(headers))
 
     async def _verify(self, key: str) -> _Trusted:
         digest = sha256(key.encode()).digest()
@@ -200,15 +208,16 @@ def key_id_of(key: str) -> str:
     return match[1]
 
 
-def _check_local(headers: Iterable[tuple[str, str]], origins: Collection[str] = ()) -> None:
+def _check_local(credentials: Credentials, origins: Collection[str] = ()) -> None:
     """Raise `Forbidden` for what a browser sends on behalf of a page that is not of this machine.
 
     Such a page can send requests without asking first, or point a name of its own at this machine.
     """
-    for name, value in headers:
-        if name == "host" and not is_loopback(f"//{value}"):
+    for host in credentials.hosts:
+        if not is_loopback(f"//{host}"):
             raise Forbidden("without keys Tersely answers only under a loopback name (Host)")
-        if name == "origin" and value not in origins and not is_loopback(value):
+    for origin in credentials.origins:
+        if origin not in origins and not is_loopback(origin):
             raise Forbidden("without keys Tersely refuses web pages of other hosts (Origin)")
 
 
@@ -222,8 +231,21 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def presented(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers that present a Tersely key, with the key, in order of precedence. Names are in lower case."""
+def read_credentials(headers: Mapping[str, str] | Headers) -> Credentials:
+    """Return what headers say of the caller. Their names are in lower case."""
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else headers
+    found = _presented(pairs)
+    carriers = [name for name, value in pairs if "tsk_" in value and _KEY.search(value)]
+    return Credentials(
+        keys=tuple(key for _, key in found),
+        carriers=frozenset(carriers).union(name for name, _ in found),
+        hosts=tuple(value for name, value in pairs if name == "host"),
+        origins=tuple(value for name, value in pairs if name == "origin"),
+    )
+
+
+def _presented(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers that present a Tersely key, with the key, in order of precedence."""
     found = []
     for name, text in headers:
         if name not in KEY_HEADERS:

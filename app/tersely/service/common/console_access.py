@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+from tersely.dialects.headers import Headers
 from tersely.domain.errors import Forbidden, Unauthorized
-from tersely.service.common.auth import DEFAULT_TENANT, Auth, key_id_of
+from tersely.service.common.auth import DEFAULT_TENANT, Auth, key_id_of, read_credentials
 from tersely.store.db.connection import Database
 from tersely.store.ops import keys
 
@@ -57,7 +57,7 @@ class ConsoleAccess:
         """A new visit. Raises `Unauthorized`."""
         if not self.required:
             return self._visit(NO_KEY, DEFAULT_TENANT, self._own_secret, now + LIFETIME, nonce)
-        caller = await self._auth.caller({"x-tersely-key": key.strip()})
+        caller = await self._auth.caller(read_credentials({"x-tersely-key": key.strip()}))
         key_id = key_id_of(key.strip())
         return self._visit(key_id, caller.tenant, await self._secret(key_id), now + LIFETIME, nonce)
 
@@ -86,7 +86,7 @@ class ConsoleAccess:
             raise Unauthorized("log in to the console again")
         return right
 
-    def check_address(self, headers: Iterable[tuple[str, str]]) -> None:
+    def check_address(self, headers: Headers) -> None:
         """Raise `Forbidden` for a request without keys that another host's page may have sent."""
         self._auth.check_address(headers)
 

@@ -263,12 +263,15 @@ def _describe(
     patched: dict[tuple[int, bytes], SentMessage] = {}
     described = [*before.rest, *[_element(raw, source, new, known, literal, patched) for raw, source in added]]
     full = len(described) - len(described) % BLOCK
-    blocks = (*before.blocks, *(literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK)))
+    blocks = before.blocks
+    if full:
+        blocks += tuple([literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK)])
     stays, stay_added = max(0, len(described) - volatile), max(0, len(added) - volatile)
+    raws = [raw for raw, _ in added]
     elements = Elements(
         blocks=blocks[: len(before.blocks) + stays // BLOCK],
         rest=tuple(described[stays - stays % BLOCK : stays]),
-        checksum=checksum((raw for raw, _ in added[:stay_added]), before.checksum),
+        checksum=checksum(raws[:stay_added], before.checksum),
         count=before.count + stay_added,
         tools=before.tools,
     )
@@ -278,9 +281,9 @@ def _describe(
         blocks=blocks,
         rest=pack(described[full:]),
         instructions=literal(instructions) if instructions else b"",
-        layers=tuple((layer.name, layer.tokens) for layer in layers),
+        layers=tuple([(layer.name, layer.tokens) for layer in layers]),
         rounds=tuple(rounds),
-        checksum=checksum((raw for raw, _ in added[stay_added:]), elements.checksum),
+        checksum=checksum(raws[stay_added:], elements.checksum),
         count=before.count + len(added),
         tools=before.tools,
     )

@@ -32,6 +32,7 @@ class CallReports:
     ) -> CallReport:
         """Return the figures of a call. ``tokens_new``: those of the messages that the call adds to its session."""
         usage = self._dialect.read_usage(reply.usage)
+        last = self._dialect.read_usage(reply.last_usage) if reply.last_usage else usage
         model, labels = sent_call.request.model, sent_call.labels
         cost_sent, cost_full = self._costs(model, usage, tokens_before, tokens_after, tokens_new)
         return CallReport(
@@ -51,7 +52,7 @@ class CallReports:
             input_tokens=credible_count(usage.input),
             cached_tokens=credible_count(usage.cached),
             output_tokens=credible_count(usage.output),
-            weight=self._weigh(reply, tokens_after),
+            weight=_weigh(last, tokens_after),
             status=status,
             host=sent_call.call.host,
         )
@@ -77,14 +78,14 @@ class CallReports:
         full = price.cost(input_tokens=whole, cached=max(read, int(known * ratio)), output=output)
         return sent, full
 
-    def _weigh(self, reply: Reply, sent: int) -> int | None:
-        """Return the tokens of prompt and completion in the last round, as the provider reported them.
 
-        ``sent`` is Tersely's count of the context, for providers that report none.
-        """
-        last = self._dialect.read_usage(reply.last_usage or reply.usage)
-        prompt = credible_count(last.input)
-        return credible_count((sent if prompt is None else prompt) + (credible_count(last.output) or 0))
+def _weigh(last: Usage, sent: int) -> int | None:
+    """Return the tokens of prompt and completion in the ``last`` round, as the provider reported them.
+
+    ``sent`` is Tersely's count of the context, for providers that report none.
+    """
+    prompt = credible_count(last.input)
+    return credible_count((sent if prompt is None else prompt) + (credible_count(last.output) or 0))
 
 
 def storable_name(text: str) -> str:

@@ -43,11 +43,6 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     layer: str = ""
     also: tuple[int, ...] = ()
 
-    @property
-    def is_stored(self) -> bool:
-        """Whether the element is a stored message, byte for byte."""
-        return self.prefix < 0 and not self.literal and self.seq > 0
-
 
 class SentContext(msgspec.Struct, frozen=True, array_like=True):
     """The description of one request.
@@ -116,7 +111,9 @@ def pack(elements: Sequence[SentMessage]) -> bytes:
     found: list[object] = []
     start = count = 0
     for element in elements:
-        if element.is_stored and not element.layer and element.shows == FULL:
+        # A stored message, byte for byte, which nothing of Tersely's is part of.
+        is_stored = element.prefix < 0 and element.seq > 0 and not element.literal
+        if is_stored and element.shows == FULL and not element.layer:
             if count and element.seq == start + count:
                 count += 1
                 continue
