@@ -399,4 +399,4 @@ async def _respond(send: Send, answer: ProxyResponse, running: RunningCall | Non
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         # An abandoned generator ends only when it is collected, and its records must not wait for that.
-        await chunks.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()

@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from tersely.dialects.headers import Headers
 from tersely.domain.messages import Dialect
 
-Step = Literal["recognition", "context", "store"]
+StepName = Literal["recognition", "context", "store"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class CallTrace:
         """Name what the next request to the upstream is for."""
         self._model, self._session = model[:MAX_NAME], session
 
-    def step(self, name: Step) -> SpanOfStep:
+    def step(self, name: StepName) -> SpanOfStep:
         """Give the block a span of its own."""
         return SpanOfStep(self, self._start(name))
 
@@ -273,7 +273,7 @@ def active_trace() -> CallTrace | None:
     return _active.get()
 
 
-def traced(name: Step) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+def traced(name: StepName) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
     """Give each run of a coroutine function a span of its own, in calls that are sampled."""
 
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -294,7 +294,7 @@ def traced(name: Step) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awai
 _NO_SPAN = nullcontext()
 
 
-def step(name: Step) -> AbstractContextManager[None]:
+def step(name: StepName) -> AbstractContextManager[None]:
     """Give the block a span of its own, in a call that is sampled."""
     trace = _active.get()
     return _NO_SPAN if trace is None else trace.step(name)

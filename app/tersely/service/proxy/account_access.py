@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -184,14 +184,14 @@ class AccountAccess:
         return answer
 
     async def _moving_marks(
-        self, tenant: str, session_id: str, marks: Sequence[str], chunks: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
+        self, tenant: str, session_id: str, marks: Sequence[str], chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the reply as it comes. Its session is stored at its end."""
         try:
             async for chunk in chunks:
                 yield chunk
         finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
         await self._move_marks(tenant, session_id, marks)
 
     async def _move_marks(self, tenant: str, session_id: str, marks: Sequence[str]) -> None:
@@ -202,8 +202,8 @@ class AccountAccess:
             _log.warning("ids of a client's choice stay with their tenant: %s", error)
 
     async def _watch_stream(
-        self, tenant: str, chunks: AsyncIterator[bytes], reader: ReplyReader, dialect: Dialect
-    ) -> AsyncIterator[bytes]:
+        self, tenant: str, chunks: AsyncGenerator[bytes, None], reader: ReplyReader, dialect: Dialect
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the stream as it comes. Store the id of the reply before the client sees it, and those of its items
         before the end.
         """
@@ -232,16 +232,16 @@ class AccountAccess:
             if held:
                 yield held
         finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
 
     async def _watch_body(
         self,
         tenant: str,
-        chunks: AsyncIterator[bytes],
+        chunks: AsyncGenerator[bytes, None],
         read: Callable[[bytes], list[str]],
         *,
         lists: Sequence[str] | None,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the body as it comes. Store the ids in it before the client sees its end."""
         whole: list[bytes] = []
         held, size = b"", 0
@@ -259,7 +259,7 @@ class AccountAccess:
             if held:
                 yield held
         finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
 
     async def _remember(self, tenant: str, ids: Sequence[str], *, lists: Sequence[str] | None = None) -> None:
         """Store ids as the tenant's. If the database is away, other processes do not know them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import msgspec
@@ -64,7 +64,7 @@ class ProxyResponse(msgspec.Struct, kw_only=True):
     status: int
     headers: Headers
     body: bytes = b""
-    chunks: AsyncIterator[bytes] | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
 
 
 class ContextLabels(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from functools import partial
 
@@ -117,7 +117,7 @@ class ChatCommands:
         labels: ContextLabels,
         heartbeat: float,
     ) -> ProxyResponse:
-        async def chunks() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncGenerator[bytes, None]:
             try:
                 yield dialect.streaming.heartbeat
                 while not await _wait(running, heartbeat):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from tersely.dialects.dialect import UNCHANGED, Dialect, ErrorDescription, Reply
 from tersely.dialects.headers import Headers, downstream_headers
@@ -129,7 +129,7 @@ class Forwarder:
 
     async def _relay(
         self, call: Call, reply: UpstreamReply, sent_at: float, on_reply: OnReply | None, *, streams: bool
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the host's bytes. If the host breaks off, the client's connection breaks too."""
         if on_reply is None:
             chunks = reply.chunks()
@@ -154,7 +154,7 @@ class Forwarder:
             reply.close()
             self._timer.observe(call, sent_at, self._timer.now())
 
-    async def _relay_whole(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncIterator[bytes]:
+    async def _relay_whole(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncGenerator[bytes, None]:
         """Yield a reply that is not streamed. ``on_reply`` is called before its end, unless it is over the limit."""
         whole: list[bytes] = []
         held = b""
@@ -172,7 +172,7 @@ class Forwarder:
         if held:
             yield held
 
-    async def _relay_stream(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncIterator[bytes]:
+    async def _relay_stream(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncGenerator[bytes, None]:
         """Yield a stream. ``on_reply`` is called before its end: a client may go on as soon as it has that."""
         reader = LimitedReader(self._dialect.open_stream(UNCHANGED), self._max_reply)
         end = terminal_detector(self._dialect.streaming)
@@ -199,7 +199,7 @@ def takes_data_only(dialect: Dialect, reply: UpstreamReply, max_reply: int) -> b
     return all(name.lower() != "content-encoding" or value == "identity" for name, value in reply.headers)
 
 
-async def data_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def data_lines(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Yield the ``data`` lines of a stream."""
     lines = DataLines()
     try:
@@ -209,7 +209,7 @@ async def data_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         if out := lines.close():
             yield out
     finally:
-        await chunks.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()
 
 
 def unbuffered(headers: Headers) -> Headers:

@@ -117,7 +117,7 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, 
     return rounds.write_body(started.body, client_body, combined.client_message, combined.reply.usage), status
 
 
-async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncIterator[bytes]:
+async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncGenerator[bytes, None]:
     """Relay a reply over the size limit unchanged; store its beginning unread."""
     try:
         reply = Reply(unread=(started.body,))
@@ -154,7 +154,7 @@ class StreamRelay:
         self._is_committed = False
         self._ended_at = started.sent_at
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the reply for the client. Text is relayed as it comes, the end when the reply is stored."""
         steps, stream = self._steps, self._stream
         try:
