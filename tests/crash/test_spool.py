@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # More for a longer run: kills of Postgres, and questions that are asked at least.
 KILLS = int(os.environ.get("TERSELY_TEST_KILLS", "3"))
-QUESTIONS = int(os.environ.get("TERSELY_TEST_QUESTIONS", "150"))
+QUESTIONS = int(os.environ.get("TERSELY_TEST_QUESTIONS", "90"))
 OPTIONS = {"TERSELY_FAIL_OPEN": "on", "TERSELY_DATABASE_TIMEOUT": "2", "TERSELY_STRATEGY": "window"}
 
 
