@@ -22,6 +22,7 @@ import pytest
 from tersely.store.db.connection import Database as Store
 from tersely.store.db.migrations import migrate
 from tests.conftest import OWNER, TERSELY, Database, Server
+from tests.store.test_distribution import on_one_server
 from tests.support.conversations import Conversation, compare, converse, script, waits_for_spool
 from tests.support.http import STORED
 from tests.support.services import serve
@@ -239,6 +240,7 @@ async def test_a_lost_statement_counts_as_away_and_heals(database: Database, err
         await store.close()
 
 
+@on_one_server  # no pooler stands before a node
 async def test_a_real_lost_statement_heals(database: Database) -> None:
     """Another client of a pooler has thrown away all prepared statements."""
     store = Store(dsn=database.dsn, size=1, timeout=5)

@@ -21,6 +21,7 @@ from tersely.store.db.connection import Database as Store
 from tersely.store.db.migrations import migrate
 from tersely.store.ops import keys
 from tests.conftest import Database, data_directory
+from tests.store.test_distribution import on_one_server
 from tests.support.conversations import waits_for_spool
 from tests.support.http import STORED, Answered, body_of, post
 from tests.support.loops import eventually
@@ -146,7 +147,8 @@ async def test_locked_rows_of_five_tenants_hold_up_no_sixth(
         assert (await ask(service, tsk[name], "first")).context in STORED
     async with superuser(database) as locker:
         await locker.execute("BEGIN")
-        await locker.execute("SELECT FROM sessions WHERE tenant_id <> $1 FOR UPDATE", calm)
+        for name in stuck:
+            await locker.execute("SELECT FROM sessions WHERE tenant_id = $1 FOR UPDATE", name)
         held_up = asyncio.gather(*(ask(service, tsk[name], "first", "held up") for name in stuck))
         await asyncio.sleep(0.2)
         answers = await ask_for(service, tsk[calm], LIMIT)
@@ -156,6 +158,7 @@ async def test_locked_rows_of_five_tenants_hold_up_no_sixth(
     await waits_for_spool(service.url)
 
 
+@on_one_server  # a policy that waits cannot be distributed
 async def test_slow_reads_of_one_tenant_hold_up_no_other(
     service: Service, database: Database, tsk: dict[str, str]
 ) -> None:
@@ -184,6 +187,7 @@ async def test_slow_reads_of_one_tenant_hold_up_no_other(
     assert await fail_open_calls(service) == 0
 
 
+@on_one_server  # the coordinator does not list the connections of nodes
 async def test_a_lost_connection_is_no_lost_database(service: Service, database: Database, tsk: dict[str, str]) -> None:
     for name in TENANTS:
         assert (await ask(service, tsk[name], "first")).context in STORED
