@@ -56,7 +56,7 @@ OF_THE_WHOLE = {
     "history.lookups.OWN_REPLIES": "for a distributed Postgres, whose planner is another one",
     "history.messages.ALL_ROWS": "a history that was edited before its cut",
     "history.messages.LINKS_BEFORE": "compares the whole beginning of a history",
-    "history.terse.LIVE": "the first part of statements with a limit",
+    "history.terse.ENTRIES": "the first part of statements with a limit",
     "ops.calls.COSTS": "a sum over all calls of a session",
     "ops.calls.ROWS": "the outline of a session",
     "ops.calls.SEQS": "the outline of a session",
