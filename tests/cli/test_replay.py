@@ -70,6 +70,23 @@ async def test_a_messy_transcript_comes_through_and_is_measured(database: Databa
     assert table.read_text().count("\n") == 2 + len(results)
 
 
+async def test_conversations_that_begin_alike_are_told_apart(database: Database, tmp_path: Path) -> None:
+    """They may be at the same point at the same time: then nothing says which of two a second question continues."""
+    beginning = [user("fix the parser"), {"role": "assistant", "content": "Which file?"}]
+    lines = [
+        {
+            "id": f"alike-{n}",
+            "messages": [*beginning, user(f"file{n}.py"), {"role": "assistant", "content": f"done {n}"}],
+        }
+        for n in range(8)
+    ]
+    alike = tmp_path / "alike.jsonl"
+    alike.write_text("\n".join(json.dumps(line) for line in lines))
+    code, out, errors = await replay(database, str(alike), "--strategy", "slim", "--parallel", "8", "--json")
+    (result,) = json.loads(out)
+    assert (code, errors, result["conversations"], result["calls"], result["failures"]) == (0, "", 8, 16, [])
+
+
 async def test_a_replay_removes_its_sessions(database: Database) -> None:
     await play(database, [MESSY], Variant(strategy="slim", epoch="auto"))
     import asyncpg

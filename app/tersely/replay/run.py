@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -131,11 +133,17 @@ async def _run(
 async def _play_all(
     run: _Run, pasts: Mapping[int, PastIdentifiers], access: Access, on_call: OnCall, *, parallel: int
 ) -> list[PlayedConversation]:
+    """Play up to ``parallel`` conversations at a time.
+
+    Those that begin alike are played one after another: no words tell which of two is continued by a request that
+    comes before the other's.
+    """
     free = asyncio.Semaphore(parallel)
     variant, transcript = run.variant, run.transcript
+    alike: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def one(conversation: Conversation) -> PlayedConversation:
-        async with free:
+        async with alike[_first_reply(conversation)], free:
             return await play(
                 run.stage,
                 variant,
@@ -149,6 +157,12 @@ async def _play_all(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(conversation)) for conversation in transcript.conversations]
     return [task.result() for task in tasks]
+
+
+def _first_reply(conversation: Conversation) -> str:
+    """Return the reply by which conversations with equal questions can begin alike."""
+    reply = next((step.reply for step in conversation.steps), None)
+    return f"number {conversation.number}" if reply is None else json.dumps(reply)
 
 
 def _result(transcript: Transcript, variant: Variant, played: Sequence[PlayedConversation]) -> ReplayResult:
