@@ -515,6 +515,11 @@ def measure_epochs(transcripts: Path) -> dict[str, Any]:
     return {"file": transcripts.stem, "strategy": "slim", "policy": "auto", "calls": calls}
 
 
+def _order(row: dict[str, Any]) -> tuple[str, int, bool, str]:
+    strategy, _, policy = row["strategy"].partition(", ")
+    return row["file"], ("full", *STRATEGIES).index(strategy), policy == "every_request", policy
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=Path, help="a file of transcripts whose first conversation is played")
@@ -529,7 +534,7 @@ def main() -> None:
         measured_anew = {(each["file"], each["strategy"]) for each in new}
         old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
         rows = [each for each in old if (each["file"], each["strategy"]) not in measured_anew] + new
-        rows.sort(key=lambda each: each["file"])
+        rows.sort(key=_order)
         RESULTS.write_text("[\n" + ",\n".join(json.dumps(each) for each in rows) + "\n]\n", encoding="utf-8")
     for path, content in documents().items():
         path.parent.mkdir(exist_ok=True)
