@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--bodies", type=int, default=64)
     parser.add_argument("--mib", type=float, default=30)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long the model host holds a call")
-    parser.add_argument("--messages", type=int, nargs="+", default=[1024, 100 * 1024, 30 * 2**20], help="bytes of one")
+    parser.add_argument("--messages", type=int, nargs="+", default=[2048, 100 * 1024, 30 * 2**20], help="bytes of one")
     args = parser.parse_args()
     rows = []
     for message in args.messages:

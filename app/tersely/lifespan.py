@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 POOL_SECONDS = 5.0
 REFUSAL_SECONDS = 60.0
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPasswordError", "InsufficientPrivilegeError"})
 
 
@@ -45,6 +47,7 @@ def lifespan(
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
+        _tune_allocator()
         async with AsyncExitStack() as stack:
             for part in parts:
                 if part.open is not None:
@@ -110,6 +113,20 @@ def _tune_gc() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def _tune_allocator() -> None:
+    """Have glibc give each block of 1 MiB and more back to the system when it is freed.
+
+    By default it keeps freed blocks of up to 32 MiB once one was freed, and an area of its own for each thread: between
+    small blocks that live on, the memory of large bodies stays with the process. A process does it before it starts
+    threads. Other C libraries lack the call.
+    """
+    mallopt = _libc_function("mallopt")
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 8 << 20)
+
+
 def return_freed_memory() -> None:
     """Have the C library's allocator return freed memory to the system; takes some milliseconds.
 
@@ -117,6 +134,10 @@ def return_freed_memory() -> None:
     Garbage of a large request is young, and would be collected late (`_tune_gc`).
     """
     gc.collect(1)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    trim = _libc_function("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+def _libc_function(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
