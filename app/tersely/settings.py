@@ -43,6 +43,8 @@ MOST = 2**53
 NESTED = frozenset({"upstreams", "limits"})
 # MiB.
 MOST_LIVE_SESSIONS = 1_000_000
+# Bytes, where no sessions are live.
+SESSION_CACHE = 32 * 1024 * 1024
 PREFIX = "TERSELY_"
 # Variables that the service sets for its own workers.
 INTERNAL = "TERSELY_RUNNING_"
@@ -185,6 +187,13 @@ class Settings(BaseSettings):
     def live_sessions_budget(self) -> int:
         """Bytes of memory for live sessions; 0: none are kept."""
         return 0 if self.live_sessions == "off" else int(self.live_sessions) * 1024 * 1024
+
+    @property
+    def session_cache_budget(self) -> int:
+        """Bytes of memory for each cache of what is stored of sessions: an eighth of the live sessions' if there are
+        any, so that they are full about when those are.
+        """
+        return self.live_sessions_budget // 8 or SESSION_CACHE
 
     @field_validator(
         "openai_base_url",

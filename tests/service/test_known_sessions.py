@@ -24,7 +24,7 @@ def test_sessions_beyond_the_budget_are_forgotten_the_oldest_first() -> None:
 
 
 def test_large_messages_are_remembered_by_their_digests_alone() -> None:
-    known = KnownSessions()
+    known = KnownSessions(budget=1 << 20)
     learn(known, "s", "x" * (RECENT_BYTES + 1))
     found = known.get("t", "s", 0)
 
@@ -33,7 +33,7 @@ def test_large_messages_are_remembered_by_their_digests_alone() -> None:
 
 
 def test_a_session_that_is_forgotten_gives_its_memory_back() -> None:
-    known = KnownSessions()
+    known = KnownSessions(budget=1 << 20)
     for _ in range(3):
         learn(known, "s", "hello")
     known.forget("t", "s")

@@ -32,6 +32,7 @@ from tersely.settings import Settings
 from tersely.store.commit.spool import spool_directory
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
+from tersely.store.history.tail_cache import TailCache
 from tersely.upstream.client import Upstream
 
 
@@ -121,7 +122,8 @@ def build_foundation(
     embedder = _build_embedder(settings, database, prices, limiter)
     searcher = Searcher(database, metrics, embedder)
     page_builder = PageBuilder(searcher.build_pages)
-    writer = Writer(database, on_full_pages=page_builder.schedule)
+    tail_cache = TailCache(settings.session_cache_budget)
+    writer = Writer(database, tail_cache=tail_cache, on_full_pages=page_builder.schedule)
     return Foundation(
         clock=clock,
         database=database,

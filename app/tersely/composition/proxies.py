@@ -116,6 +116,7 @@ def _proxies(
                 fail_open=settings.fail_open == "on",
                 heartbeat=settings.heartbeat,
                 max_reply=settings.max_reply,
+                known_contexts=settings.session_cache_budget,
             ),
         )
         for name, host in hosts.items()

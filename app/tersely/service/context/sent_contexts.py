@@ -50,8 +50,6 @@ MIN_PATCHED = 64
 MAX_MIDDLE = 256
 """Bytes; a longer difference makes the whole element a literal."""
 MAX_KNOWN = 20_000
-KNOWN_BYTES = 32 * 1024 * 1024
-"""What a process may hold of all sessions."""
 RECENT_BYTES = 64 * 1024
 """What it may hold of the newest messages of one session; of larger ones only digests are kept."""
 _ENTRY_BYTES = 160
@@ -96,7 +94,7 @@ class Known(msgspec.Struct):
 class KnownSessions:
     """`Known` of the sessions seen last, within a budget. What is forgotten is stored again, which changes nothing."""
 
-    def __init__(self, budget: int = KNOWN_BYTES) -> None:
+    def __init__(self, budget: int) -> None:
         """``budget`` in bytes of memory."""
         self._budget = budget
         self._sessions: OrderedDict[tuple[str, str], tuple[Known, int]] = OrderedDict()

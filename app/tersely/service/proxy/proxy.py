@@ -42,6 +42,7 @@ from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.history import History
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
+from tersely.service.context.sent_contexts import KnownSessions
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.call_config import CallConfig
 from tersely.service.proxy.call_timer import CallTimer
@@ -84,7 +85,8 @@ _log = logging.getLogger(__name__)
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one proxy. ``max_reply`` and ``parse_cache`` in bytes, ``heartbeat`` in seconds.
+    """Settings of one proxy. ``max_reply``, ``parse_cache`` and ``known_contexts`` (the memory for what is stored of
+    sessions' contexts) in bytes, ``heartbeat`` in seconds.
 
     ``key`` is the operator's, as a header: it replaces the caller's key. ``on_ids`` is called with the ids that a
     tenant was given, where tenants share the account of that key; then all of them are stored. ``is_default``: the host
@@ -100,6 +102,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float = 15.0
     max_reply: int = 64 * 1024 * 1024
     parse_cache: int = 16 * 1024 * 1024
+    known_contexts: int = 32 * 1024 * 1024
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +195,7 @@ class Proxy:
             clock=shared.clock,
             new_id=shared.new_id,
             on_ids=config.on_ids,
+            known=KnownSessions(config.known_contexts),
             on_stored=self._on_stored,
             live=self._live,
         )

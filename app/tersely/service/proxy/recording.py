@@ -89,6 +89,7 @@ class Recorder:
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
         on_ids: OnIds | None = None,
+        known: KnownSessions,
         on_stored: OnStored,
         live: LiveCalls,
     ) -> None:
@@ -102,7 +103,7 @@ class Recorder:
         self._exchanges = exchanges
         self._clock = clock
         self._new_id = new_id
-        self._known = KnownSessions()
+        self._known = known
         self._records = ReplyRecords(dialect, metrics, on_ids)
         self._reports = CallReports(dialect, prices)
         self._counter = CallCounter(dialect.name, metrics, calibrations)
