@@ -28,6 +28,7 @@ from tersely.service.common.metrics import Metrics
 from tersely.service.sessions.cleanup import Cleanup
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.settings import Settings
+from tersely.store.db.statistics import keep_analysed
 from tersely.telemetry import Telemetry
 
 MEBIBYTE = 1024 * 1024
@@ -120,6 +121,7 @@ def _background_work(
     """Return what runs for as long as the service does."""
     return [
         partial(migrate_when_there, base.database, database_url),
+        partial(keep_analysed, base.database, database_url),
         cleanup.keep_clean,
         base.limiter.keep_current,
         partial(base.calibrations.keep_shared, base.database, base.clock),
