@@ -113,7 +113,7 @@ def wrap(
 
 @app.command()
 def doctor(
-    port: Annotated[int, typer.Option(help="The address of the service.", min=1, max=65535)] = 8484,
+    port: Annotated[int, typer.Option(help="The port of the service.", min=1, max=65535)] = 8484,
     as_json: AsJson = False,
 ) -> None:
     """Check settings, port, disk, database, keys, model hosts and clock, and give advice."""

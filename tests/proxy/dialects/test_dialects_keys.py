@@ -26,6 +26,7 @@ with warnings.catch_warnings():
 
 MESSAGES = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}).encode()
 CONTENTS = json.dumps({"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}).encode()
+CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 GENERATE = "/v1beta/models/m:generateContent"
 TSK = f"tsk_0123456789abcdef_{'s' * 40}"
 
@@ -148,6 +149,7 @@ def test_unknown_paths_belong_to_no_dialect() -> None:
         ("/v1/messages", MESSAGES, {"x-api-key": TSK, "authorization": "Bearer own"}),
         ("/v1/messages", MESSAGES, {"authorization": f"Bearer {TSK}", "x-api-key": "own"}),
         ("/v1/messages", MESSAGES, {"x-tersely-key": TSK, "x-api-key": "own"}),
+        ("/v1/chat/completions", CHAT, {"api-key": TSK, "authorization": "Bearer own"}),
         (GENERATE, CONTENTS, {"x-goog-api-key": TSK}),
         (f"{GENERATE}?key={TSK}", CONTENTS, {"x-goog-api-key": "own"}),
         (f"{GENERATE}?key=own", CONTENTS, {"x-tersely-key": TSK}),

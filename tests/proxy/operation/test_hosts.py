@@ -106,6 +106,21 @@ async def test_azure_s_own_paths_and_version_pass(store: Database, raw: RawUpstr
         assert (nowhere.status, "azure" in json.dumps(nowhere.json)) == (404, True)
 
 
+async def test_the_azure_sdk_sends_a_tersely_key_in_place_of_azures(store: Database, raw: RawUpstream, model: Model):
+    keyring = Store(dsn=store.dsn)
+    await keyring.open()
+    one = await tenant(keyring)
+    await keyring.close()
+    raw.answer(http_head("application/json"), json.dumps(REPLY).encode())
+    azure = {"dialect": "azure", "base_url": raw.url.removesuffix("/v1"), "api_key": "operators"}
+    with serve(store, model.url, upstreams={"azure": azure}, auth="keys") as service:
+        client = openai.AzureOpenAI(azure_endpoint=service.url, api_key=one.key, api_version="2024-10-21")
+        with client:
+            reply = client.chat.completions.create(model="deployment", messages=[{"role": "user", "content": "hello"}])
+    assert reply.choices[0].message.content == "from azure"
+    assert raw.requests[-1].headers["api-key"] == "operators"
+
+
 async def test_tenants_reach_permitted_paths_of_a_named_account(store: Database):
     keyring = Store(dsn=store.dsn)
     await keyring.open()

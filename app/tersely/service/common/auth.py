@@ -35,8 +35,8 @@ CHECK_AT_LAST = 1.5
 MAX_TRUSTED = 4096
 _KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
 
-# In this order; the last two carry the upstream's own key when Tersely's is in the first.
-KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
+# In order of precedence. All but the first are the headers in which providers' SDKs send their key.
+KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "api-key", "x-goog-api-key")
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class Tenants:
         """Return a tenant. Raises `NotFound`."""
         since = await limits.tenant_since(self._database, name) if TENANT.fullmatch(name) else None
         if since is None and name != DEFAULT_TENANT:
-            raise NotFound(f"there is no tenant {name[:128]!r}")
+            raise NotFound(f"there is no tenant {name[:128]!r}: create it, or a key for it, first")
         (tenant,) = await self._with_limits([(name, since)])
         return tenant
 
