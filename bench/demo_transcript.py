@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedModel, ScriptedReply
 from tersely.fakellm.scripted.anthropic import ANTHROPIC
 from tersely.transcripts.conversations import TIME
 
@@ -646,7 +646,7 @@ async def make() -> dict[str, Any]:
     request = {"model": MODEL, "max_tokens": 4096, "system": SYSTEM, "tools": TOOLS, "messages": messages}
 
     async def ask() -> None:
-        received = Received(
+        received = ReceivedRequest(
             number=len(messages), method="POST", path="/v1/messages", headers={}, body=b"", request=dict(request)
         )
         reply = await model.decide(received, ANTHROPIC)

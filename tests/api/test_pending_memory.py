@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedModel, ScriptedReply, run_scripted
 from tersely.service.common.metrics import Metrics
 from tersely.service.summaries import memory_updates
 from tersely.service.summaries.memory_updates import MemoryUpdates
@@ -56,7 +56,7 @@ async def fill(api: Api, turns: int, session: str = "s", **headers: str) -> None
 async def stalled(database: Database, **settings: Any) -> AsyncIterator[Api]:
     """A service whose summaries never end."""
 
-    def stall(_: Received) -> ScriptedReply:
+    def stall(_: ReceivedRequest) -> ScriptedReply:
         return ScriptedReply(message={"content": "late"}, first_delay=60)
 
     async with run_scripted(model=ScriptedModel(script=stall)) as model:

@@ -19,9 +19,9 @@ from tersely.fakellm.scripted.anthropic import ANTHROPIC
 from tersely.fakellm.scripted.gemini import GCA, GEMINI
 from tersely.fakellm.scripted.openai_chat import CHAT
 from tersely.fakellm.scripted.openai_responses import RESPONSES
-from tersely.fakellm.scripted.replies import Counted, ScriptedExchange, Wire
+from tersely.fakellm.scripted.replies import ScriptedExchange, TokenCounts, WireFormat
 from tersely.replay.checks import compare_reply
-from tersely.replay.model import Expected, tagged
+from tersely.replay.model import ExpectedReply, tagged
 from tersely.replay.play import Variant
 from tersely.transcripts.answers import read_answer
 from tersely.transcripts.conversations import BadTranscript, ReplyForm
@@ -34,7 +34,7 @@ from tests.support.services import FROM_THE_START
 RECORDINGS = sorted((SHARED_DATA / "clients").glob("*/requests.jsonl"))
 WIRE = SHARED_DATA / "wire" / "index.jsonl"
 SMALL_EPOCHS = '{"high": 1500, "low": 700}'
-WIRES: Mapping[Dialect, Wire] = {
+WIRES: Mapping[Dialect, WireFormat] = {
     "openai_chat": CHAT,
     "anthropic": ANTHROPIC,
     "gemini": GEMINI,
@@ -222,7 +222,7 @@ def test_a_providers_stream_is_assembled(dialect: Dialect, talk: list[Turn], is_
         message = {key: value for key, value in reply.items() if key != "role"}
         exchange = ScriptedExchange(
             request={}, reply=ScriptedReply(message=message, chunk_chars=size),
-            counted=Counted(input=1, cached=0, output=1), id="i", model="m",
+            counted=TokenCounts(input=1, cached=0, output=1), id="i", model="m",
         )  # fmt: skip
         wire = WIRES[dialect]
         body = b"".join(wire.events(exchange)) if is_streamed else wire.whole(exchange)
@@ -234,7 +234,7 @@ def test_a_providers_stream_is_assembled(dialect: Dialect, talk: list[Turn], is_
 def test_tags_are_added_to_the_last_text_and_to_nothing_else(dialect: Dialect, talk: list[Turn], seed: int) -> None:
     for step in steps_of(json.loads(json.dumps(LINES[dialect](talk))), dialect):
         reply = step.reply or {}
-        expected = Expected(message=reply, seed=(seed,), share=1.0, dialect=dialect)
+        expected = ExpectedReply(message=reply, seed=(seed,), share=1.0, dialect=dialect)
         changed = tagged(reply, expected, "End with <terse>...</terse>.")
         text = last_text(reply, dialect)
         if text is None or changed == reply:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tersely.console.epoch_reasons import EPOCH_REASONS
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tersely.strategies.epochs.policies import REASONS
 from tests.conftest import Database
 from tests.support.services import serve
@@ -24,7 +24,7 @@ INPUT_TOKENS = 2_345
 async def console(store: Database) -> AsyncIterator[httpx.AsyncClient]:
     """A visitor of a service without sessions; its model reports the same usage for each call."""
 
-    def answer(received: Received) -> ScriptedReply | None:
+    def answer(received: ReceivedRequest) -> ScriptedReply | None:
         text = "Done."
         if "/messages" in received.path:
             usage: dict[str, Any] = {"input_tokens": INPUT_TOKENS, "output_tokens": 5}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tersely.console.views.session_pages import ROWS
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tersely.service.sessions import calls as service_calls
 from tersely.service.sessions.calls import Calls, ContextLine
 from tests.conftest import Database
@@ -26,7 +26,7 @@ MARKED = "Done. <terse>mended the import</terse>"
 def answering() -> Iterator[Model]:
     """A model that marks its replies for Tersely."""
 
-    def answer(received: Received) -> ScriptedReply | None:
+    def answer(received: ReceivedRequest) -> ScriptedReply | None:
         del received
         return ScriptedReply(message={"role": "assistant", "content": MARKED})
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tersely.embedded_postgres import open_embedded_postgres
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tests.support.http import body_of
 from tests.support.loops import until
 from tests.support.processes import Launch, children, postgres_of, postmaster
@@ -34,7 +34,7 @@ def model() -> Iterator[Model]:
     """A model that speaks for about 40 ms."""
     with scripted() as running:
 
-        def answer(received: Received) -> ScriptedReply:
+        def answer(received: ReceivedRequest) -> ScriptedReply:
             word = (received.request or {}).get("user", "")
             return ScriptedReply(message={"content": f"the answer to {word}, at some length"}, delay=0.004)
 

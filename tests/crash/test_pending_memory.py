@@ -19,7 +19,7 @@ import aiohttp
 import asyncpg
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedModel, ScriptedReply, run_scripted
 from tests.conftest import TERSELY, Database
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -35,7 +35,7 @@ class Summarizer:
     def __init__(self) -> None:
         self.stalls = True
 
-    def __call__(self, received: Received) -> ScriptedReply:
+    def __call__(self, received: ReceivedRequest) -> ScriptedReply:
         text = received.body.decode()
         names = sorted(set(re.findall(r"quokka_\d+", text)))
         return ScriptedReply(message={"content": "- " + " ".join(names)}, first_delay=60 if self.stalls else 0)

@@ -19,10 +19,10 @@ from tersely.fakellm.scripted.anthropic import ANTHROPIC
 from tersely.fakellm.scripted.gemini import GEMINI
 from tersely.fakellm.scripted.openai_chat import CHAT
 from tersely.fakellm.scripted.openai_responses import RESPONSES
-from tersely.fakellm.scripted.replies import Wire
+from tersely.fakellm.scripted.replies import WireFormat
 from tersely.service.common.tokens import count_message
 
-WIRES: Mapping[Dialect, tuple[str, Wire]] = {
+WIRES: Mapping[Dialect, tuple[str, WireFormat]] = {
     "openai_chat": ("messages", CHAT),
     "anthropic": ("messages", ANTHROPIC),
     "gemini": ("contents", GEMINI),

@@ -26,7 +26,7 @@ import asyncpg
 import psutil
 
 from tersely.embedded_postgres import open_embedded_postgres
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import migrate
 from tests.conftest import TERSELY
@@ -139,7 +139,7 @@ def end(processes: list[psutil.Process]) -> None:
 class Summaries:
     """A summarizer that answers at once."""
 
-    def __call__(self, received: Received) -> ScriptedReply:
+    def __call__(self, received: ReceivedRequest) -> ScriptedReply:
         return ScriptedReply(message={"role": "assistant", "content": f"A summary of {len(received.body)} bytes."})
 
 

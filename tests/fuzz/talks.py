@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 
 DIALECTS = ("openai_chat", "openai_responses", "anthropic", "gemini", "gemini_gca")
 STRATEGIES = ("full", "slim", "window", "trim", "compact", "tiered")
@@ -50,7 +50,7 @@ def text(rng: random.Random, kind: str) -> str:
     return " ".join([mark(rng, kind), *words])
 
 
-def script(received: Received) -> ScriptedReply | None:
+def script(received: ReceivedRequest) -> ScriptedReply | None:
     """Answer at random, by the number of the request: words, calls to the client's tools, or both."""
     rng = random.Random(received.number)
     body = received.body

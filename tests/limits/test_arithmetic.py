@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersely.domain.limits import Limits, Portion, Use, UseRequest, grant, retry_after
+from tersely.domain.limits import Limits, Portion, TotalUse, UseRequest, grant, retry_after
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC)
 
@@ -19,7 +19,7 @@ def wanting(holder: str = "a", **portion: float) -> UseRequest:
 
 def test_requests_come_back_sixty_seconds_later() -> None:
     limits = Limits(requests_per_minute=100)
-    first = grant(Use(), limits, wanting(requests=70), NOON)
+    first = grant(TotalUse(), limits, wanting(requests=70), NOON)
     second = grant(first.use, limits, wanting("b", requests=70), NOON + timedelta(seconds=30))
     assert (first.portion.requests, second.portion.requests) == (70, 30)
     assert grant(second.use, limits, wanting(requests=1), NOON + timedelta(seconds=59)).portion.requests == 0
@@ -32,11 +32,11 @@ def test_requests_come_back_sixty_seconds_later() -> None:
     st.integers(1, 100),
 )
 def test_no_sixty_seconds_hold_more_requests_than_the_limit(steps: list[tuple[float, int, int]], limit: int) -> None:
-    use, now, taken = Use(), NOON, list[tuple[float, float]]()
+    use, now, taken = TotalUse(), NOON, list[tuple[float, float]]()
     for seconds, wanted, back in steps:
         now += timedelta(seconds=seconds)
         granted = grant(use, Limits(requests_per_minute=limit), wanting(requests=wanted), now)
-        use = Use.from_json(json.loads(json.dumps(granted.use.to_json())))
+        use = TotalUse.from_json(json.loads(json.dumps(granted.use.to_json())))
         taken.append((use.newest, granted.portion.requests))
         given_back = min(back, granted.portion.requests)
         use = grant(
@@ -49,7 +49,7 @@ def test_no_sixty_seconds_hold_more_requests_than_the_limit(steps: list[tuple[fl
 
 def test_a_clock_that_is_behind_does_not_open_the_window_again() -> None:
     limits = Limits(requests_per_minute=10, tokens_per_day=100)
-    ahead = grant(Use(), limits, wanting(requests=10, tokens=100), NOON + timedelta(hours=13))
+    ahead = grant(TotalUse(), limits, wanting(requests=10, tokens=100), NOON + timedelta(hours=13))
     behind = grant(ahead.use, limits, wanting("b", requests=1, tokens=1), NOON)
     assert behind.portion == Portion()
     assert behind.use.day == "2026-04-01"
@@ -58,19 +58,19 @@ def test_a_clock_that_is_behind_does_not_open_the_window_again() -> None:
 def test_tokens_come_back_at_midnight_and_money_on_the_first() -> None:
     limits = Limits(tokens_per_day=1000, money_per_month=5)
     late = datetime(2026, 3, 31, 23, 59, 59, tzinfo=UTC)
-    spent = grant(Use(), limits, wanting(tokens=2000, money=9), late)
+    spent = grant(TotalUse(), limits, wanting(tokens=2000, money=9), late)
     assert (spent.portion.tokens, spent.portion.money) == (1000, 5)
     assert retry_after("tokens_per_day", spent.use, limits, late) == 1
     assert retry_after("money_per_month", spent.use, limits, NOON) == 1  # the record's clock is that of the latest
     after = grant(spent.use, limits, wanting(tokens=1, money=1), late + timedelta(seconds=1))
     assert (after.portion.tokens, after.portion.money) == (1, 1)
     december = datetime(2026, 12, 31, tzinfo=UTC)
-    assert retry_after("money_per_month", Use(), limits, december) == 24 * 3600
+    assert retry_after("money_per_month", TotalUse(), limits, december) == 24 * 3600
 
 
 def test_use_counts_beyond_the_limit_and_unused_amounts_are_returned() -> None:
     limits = Limits(tokens_per_day=100)
-    over = grant(Use(), limits, UseRequest(holder="a", used=Portion(tokens=130)), NOON)
+    over = grant(TotalUse(), limits, UseRequest(holder="a", used=Portion(tokens=130)), NOON)
     assert over.use.tokens == 130
     back = grant(over.use, limits, UseRequest(holder="a", used=Portion(tokens=-60), wanted=Portion(tokens=50)), NOON)
     assert (back.portion.tokens, back.use.tokens) == (30, 100)
@@ -78,7 +78,7 @@ def test_use_counts_beyond_the_limit_and_unused_amounts_are_returned() -> None:
 
 def test_slots_of_a_dead_worker_return_when_its_lease_ends() -> None:
     limits = Limits(concurrent=10)
-    dead = grant(Use(), limits, UseRequest(holder="dead", slots=6, spare=2), NOON)
+    dead = grant(TotalUse(), limits, UseRequest(holder="dead", slots=6, spare=2), NOON)
     other = grant(dead.use, limits, UseRequest(holder="b", slots=0, spare=10), NOON + timedelta(seconds=9))
     assert (dead.slots, other.slots) == (8, 2)
     later = grant(other.use, limits, UseRequest(holder="b", slots=2, spare=10), NOON + timedelta(seconds=11))
@@ -87,6 +87,6 @@ def test_slots_of_a_dead_worker_return_when_its_lease_ends() -> None:
 
 
 def test_unlimited_amounts_are_granted_and_a_record_of_another_version_is_read() -> None:
-    granted = grant(Use(), Limits(), wanting(requests=5, tokens=7, money=2), NOON)
+    granted = grant(TotalUse(), Limits(), wanting(requests=5, tokens=7, money=2), NOON)
     assert (granted.portion.tokens, granted.portion.money) == (7, 2)
-    assert Use.from_json({"tokens": 3, "day": "2026-03-31", "later": 1}).at(NOON).tokens == 3
+    assert TotalUse.from_json({"tokens": 3, "day": "2026-03-31", "later": 1}).at(NOON).tokens == 3

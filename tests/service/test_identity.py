@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedModel, ScriptedReply, run_scripted
 from tersely.service.common.auth import new_key
 from tersely.store.db.connection import Database as Pool
 from tersely.store.ops import keys
@@ -34,7 +34,7 @@ class Upstream:
         self.seen: dict[str, list[list[Wire]]] = defaultdict(list)
         self.model = ScriptedModel(script=self._answer)
 
-    async def _answer(self, received: Received) -> ScriptedReply:
+    async def _answer(self, received: ReceivedRequest) -> ScriptedReply:
         assert received.request is not None
         messages: list[Wire] = received.request["messages"]
         words = str(messages[-1]["content"])

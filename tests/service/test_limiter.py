@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 
 from tersely.domain.errors import LimitExceeded
-from tersely.domain.limits import Grant, Limits, Use, UseRequest, grant
+from tersely.domain.limits import Grant, Limits, TotalUse, UseRequest, grant
 from tersely.service.common.metrics import Metrics
-from tersely.service.limits.accounts import Need
+from tersely.service.limits.accounts import RequestNeed
 from tersely.service.limits.limiter import Limiter
 from tersely.store.db.connection import Database
 from tersely.store.ops import limits as limits_store
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
-CALL = Need(is_concurrent=True)
+CALL = RequestNeed(is_concurrent=True)
 # A request looks at the clock a few times; one that repeats without end looks at it without end.
 MANY = 1000
 
@@ -35,9 +35,9 @@ class Clock:
 
 
 @pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch) -> Use:
+def record(monkeypatch: pytest.MonkeyPatch) -> TotalUse:
     """The shared record of a tenant, in memory."""
-    shared = Use()
+    shared = TotalUse()
 
     async def take(_: Any, __: Any, limits: Limits, ask: UseRequest, now: datetime, **___: Any) -> tuple[Grant, bool]:
         granted = grant(shared, limits, ask, now)
@@ -54,7 +54,7 @@ def new_limiter(clock: Clock, **defaults: int) -> Limiter:
     return Limiter(database, Metrics(), defaults=Limits(**defaults), clock=clock, monotonic=monotonic, name="worker")
 
 
-async def test_limiter_admits_up_to_the_limit_and_refuses_the_next_call(record: Use) -> None:
+async def test_limiter_admits_up_to_the_limit_and_refuses_the_next_call(record: TotalUse) -> None:
     limiter = new_limiter(Clock(), concurrent=2)
     for _ in range(2):
         assert len(await limiter.admit("north", "", CALL)) == 1
@@ -63,7 +63,7 @@ async def test_limiter_admits_up_to_the_limit_and_refuses_the_next_call(record: 
     assert record.slots == 2
 
 
-async def test_limiter_admits_a_call_that_comes_as_a_portion_is_written(record: Use) -> None:
+async def test_limiter_admits_a_call_that_comes_as_a_portion_is_written(record: TotalUse) -> None:
     """The portion is not for the call, and its task has ended, though the loop has not run the task's callbacks yet."""
     limiter = new_limiter(Clock(), concurrent=1)
     [account] = limiter._accounts_of("north", "")

@@ -12,7 +12,7 @@ import pytest
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.connection import Connection, Database
-from tersely.store.db.server import Server
+from tersely.store.db.server import DatabaseServer
 from tersely.store.history import sessions
 from tersely.store.history.sessions import Configuration
 from tests import conftest
@@ -25,18 +25,18 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WHO = "SELECT current_user::text || ' ' || current_setting('app.tenant')"
 ALL = "SELECT string_agg(id, ' ' ORDER BY id) FROM sessions"
 
-Dial = Callable[[Server, dict[str, str]], Awaitable[Connection]]
-_dial: Dial = Server._dial
+Dial = Callable[[DatabaseServer, dict[str, str]], Awaitable[Connection]]
+_dial: Dial = DatabaseServer._dial
 
 
-async def _refuse(database: Server, settings: dict[str, str]) -> Connection:
+async def _refuse(database: DatabaseServer, settings: dict[str, str]) -> Connection:
     """A pooler that refuses what it does not know."""
     if settings:
         raise asyncpg.ProtocolViolationError("unsupported startup parameter: role")
     return await _dial(database, settings)
 
 
-async def _ignore(database: Server, settings: dict[str, str]) -> Connection:
+async def _ignore(database: DatabaseServer, settings: dict[str, str]) -> Connection:
     """A pooler that was told to ignore it."""
     del settings
     return await _dial(database, {})
@@ -49,7 +49,7 @@ async def opened(
     """A database with one connection and a session of each of two tenants, and whether that connection is our own."""
     stubs: dict[str, Dial] = {"pooler that refuses": _refuse, "pooler that ignores": _ignore}
     if request.param in stubs:
-        monkeypatch.setattr(Server, "_dial", stubs[request.param])
+        monkeypatch.setattr(DatabaseServer, "_dial", stubs[request.param])
     one = Database(dsn=database.dsn, size=1, timeout=20, pooler="on" if request.param == "pooler" else "off")
     await one.open()
     for tenant in ("north", "south"):

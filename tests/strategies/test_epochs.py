@@ -14,10 +14,10 @@ from tersely.domain.history.history import Epoch, HeadMessage, Snapshot
 from tersely.strategies.epochs.policies import (
     Advance,
     Auto,
+    CutConditions,
     EpochDecision,
     EveryRequest,
     Keep,
-    Needs,
     Policy,
     Reason,
     Stride,
@@ -32,7 +32,7 @@ from tersely.strategies.presets import Full, Slim
 from tests.strategies.histories import START, chat, load, work
 
 CURRENT = "slim() auto"
-NEEDS = Needs(cuts=True, recent_turns=3)
+NEEDS = CutConditions(cuts=True, recent_turns=3)
 SMALL = Auto(high=2_000, low=800)
 
 
@@ -121,7 +121,7 @@ def epoch(cut: int = 1, *, head: int = 0) -> Epoch:
     )
 
 
-def decided(snapshot: Snapshot, policy: Policy = SMALL, needs: Needs = NEEDS, **values: object) -> str:
+def decided(snapshot: Snapshot, policy: Policy = SMALL, needs: CutConditions = NEEDS, **values: object) -> str:
     options: dict[str, Any] = {"now": START, "current": CURRENT} | values
     decision: EpochDecision = decide_epoch(snapshot, policy, needs, **options)
     return decision.reason if isinstance(decision, Advance) else "keep"
@@ -158,14 +158,14 @@ def test_every_reason_is_bounded_and_short() -> None:
 
 
 def test_full_advances_only_on_request() -> None:
-    never = Needs(cuts=False)
+    never = CutConditions(cuts=False)
     assert decided(structs.replace(LONG, window=10), needs=never) == "keep"
     assert decided(LONG, needs=never, overflow=True) == "overflow"
 
 
 def test_a_strategys_own_limit_takes_the_place_of_the_watermark() -> None:
     snapshot = load(chat(20, size=400), epoch(), calls=1)
-    assert decided(snapshot, Auto(), Needs(cuts=True, high=1_500)) == "high_watermark"
+    assert decided(snapshot, Auto(), CutConditions(cuts=True, high=1_500)) == "high_watermark"
     assert decided(snapshot, Auto()) == "keep"
 
 

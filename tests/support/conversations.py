@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 
 CHAT = "gpt-4o-mini"
 CLAUDE = "claude-sonnet-4-5"
@@ -44,7 +44,7 @@ _MARK = re.compile(r"Q:([0-9a-f]+):(\d+)\.")
 _PAD = {"name": "manage_scratchpad", "arguments": json.dumps({"action": "update", "content": "milk"})}
 
 
-def script(received: Received) -> ScriptedReply | None:
+def script(received: ReceivedRequest) -> ScriptedReply | None:
     """Answer with the mark of the newest question; where it speaks of TOOL, after a call to a tool of Tersely's."""
     request = received.request or {}
     request = request.get("request") or request  # the envelope of Code Assist

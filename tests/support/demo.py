@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)"> \x1b[31mred\x1b[0m \u202eleft\u202c </td></tr>'
 TASKS = (
@@ -36,7 +36,7 @@ class CachingModel:
     def __init__(self) -> None:
         self._sent: list[str] = []
 
-    def script(self, received: Received) -> ScriptedReply | None:
+    def script(self, received: ReceivedRequest) -> ScriptedReply | None:
         """The reply: two files are read for each question, then it is answered."""
         request = received.request or {}
         messages: list[dict[str, Any]] = request.get("messages") or []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedModel, ScriptedReply
 
 HOP_HEADERS = frozenset({"host", "content-length", "connection", "accept-encoding", "transfer-encoding"})
 
@@ -29,7 +29,7 @@ class RecordedUpstream:
         self.reply: Mapping[str, Any] = {}
         self.model = ScriptedModel(script=self._answer, keep=1)
 
-    def _answer(self, received: Received) -> ScriptedReply:
+    def _answer(self, received: ReceivedRequest) -> ScriptedReply:
         del received
         return ScriptedReply(message=self.reply)
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from tersely.store.db import connection
 from tersely.store.db.cluster import Address
-from tersely.store.db.server import Server, ServerKind
+from tersely.store.db.server import DatabaseServer, ServerKind
 from tests.conftest import Database
 from tests.support.loops import Background, background
 
@@ -133,7 +133,7 @@ def _nodes_by(relay: Relay) -> Iterator[None]:
     """Let stores that are opened with the relay's address reach nodes by relays."""
     connect = connection.Database._connect
 
-    def connect_by_relay(store: connection.Database, kind: ServerKind, address: Address) -> Server:
+    def connect_by_relay(store: connection.Database, kind: ServerKind, address: Address) -> DatabaseServer:
         return connect(store, kind, relay.address(address) if store._dsn == relay.dsn else address)
 
     with patch.object(connection.Database, "_connect", connect_by_relay):

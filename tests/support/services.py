@@ -120,7 +120,7 @@ def _server(dsn: str, upstream: str, settings: Mapping[str, Any]) -> tuple[socke
     others = dict.fromkeys(hosts, upstream.removesuffix("/v1"))
     config = Settings(_env_file=None, **{**others, "data_dir": data_directory(), **settings})
     application = build(config, database_url=dsn, openai_base_url=upstream)
-    given = serving.Serving(host="127.0.0.1", port=0, workers=1, is_scripted=False)
+    given = serving.ServeOptions(host="127.0.0.1", port=0, workers=1, is_scripted=False)
     uvicorn_config = serving._config(application, given)
     limits = ("header_timeout", "header_bytes", "header_count", "header_connections")
     uvicorn_config.http = type("Protocol", (DeadlineProtocol,), {name: getattr(config, name) for name in limits})

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedModel, ScriptedReply, run_scripted
 from tests.support.loops import background
 
 MODEL = "gpt-4o-mini"
@@ -29,12 +29,12 @@ class Model:
         self.replies.setdefault(key, []).extend(replies)
         return key
 
-    def _decide(self, received: Received) -> ScriptedReply | None:
+    def _decide(self, received: ReceivedRequest) -> ScriptedReply | None:
         key = received.headers.get("X-Script") or (received.request or {}).get("user")
         queue = self.replies.get(key) if isinstance(key, str) else None
         return queue.pop(0) if queue else None
 
-    def requests(self, key: str) -> list[Received]:
+    def requests(self, key: str) -> list[ReceivedRequest]:
         """The requests whose ``user`` is ``key``."""
         return [each for each in list(self.state.received) if (each.request or {}).get("user") == key]
 
@@ -43,7 +43,7 @@ class Model:
         return [each.request or {} for each in self.requests(key)]
 
     @property
-    def last(self) -> Received:
+    def last(self) -> ReceivedRequest:
         """The newest request."""
         return self.state.received[-1]
 

@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from tersely.fakellm.scripted import Queues, Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import Queues, ReceivedRequest, ScriptedModel, ScriptedReply, run_scripted
 from tersely.fakellm.strict.openai_chat import check, check_pairing
 
 TOOLS: Any = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}]
@@ -224,7 +224,7 @@ async def test_a_queue_decides_and_everything_received_is_kept_within_bounds():
 
 
 async def _raw(reply: ScriptedReply) -> bytes:
-    async def script(received: Received) -> ScriptedReply:
+    async def script(received: ReceivedRequest) -> ScriptedReply:
         assert received.path == "/v1/chat/completions"
         return reply
 

@@ -32,7 +32,7 @@ from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import CALL_ROUTES, Metrics, outcome_of
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import Tracing
-from tersely.service.limits.accounts import Need
+from tersely.service.limits.accounts import RequestNeed
 from tersely.service.limits.admission import Admission, admission, end_turn
 from tersely.service.limits.fair_queue import FairQueue
 from tersely.service.limits.limiter import Limiter
@@ -52,7 +52,7 @@ LINGER_PAUSES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class EdgeServices:
     """What stands around all requests. Web pages of ``origins`` may call the APIs; without ``tracing`` no call is
     traced; the calls under way are on the ``board``.
     """
@@ -79,7 +79,7 @@ class ProxyRoutes:
         monotonic: Callable[[], float],
         shutdown: Shutdown,
         limiter: Limiter,
-        edge: Edge,
+        edge: EdgeServices,
     ) -> None:
         self._limiter = limiter
         self._queue = FairQueue(monotonic=monotonic)
@@ -175,7 +175,7 @@ class ProxyRoutes:
             caller.check_client(opening.client)
             caller.check_proxy()
             options = opening.options()
-            need = Need(
+            need = RequestNeed(
                 is_concurrent=True,
                 is_model_call=scope["method"] == "POST",
                 stores=target.is_call and not options.bypass,
@@ -239,7 +239,7 @@ class ProxyRoutes:
             if target.is_call:
                 self._metrics.tally.add(self._host_counter(destination.name, target.dialect, outcome_of(str(status))))
             return status, strategy
-        except _Unexpected as error:
+        except _InternalFault as error:
             _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
             failed = TerselyError("something went wrong inside Tersely; its log says what")
             return await _refuse(send, *in_dialect(failed, proxy.dialect)), ""
@@ -310,7 +310,7 @@ class ProxyRoutes:
         except Exception as error:
             if started:
                 raise
-            raise _Unexpected from error
+            raise _InternalFault from error
         finally:
             client.stop()
             self._board.end(running)
@@ -323,7 +323,7 @@ def _check_route(destination: Destination, target: Target, method: str, raw: str
     return destination.access.check_route(target.dialect, method, target.account_path(raw))
 
 
-class _Unexpected(Exception):
+class _InternalFault(Exception):
     """A fault of ours before anything was answered."""
 
 

@@ -81,9 +81,9 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the proxy and the REST API."""
-    from tersely.server.run import Serving, serve_forever
+    from tersely.server.run import ServeOptions, serve_forever
 
-    serve_forever(Serving(host=host, port=port, workers=workers, is_scripted=upstream == "scripted"))
+    serve_forever(ServeOptions(host=host, port=port, workers=workers, is_scripted=upstream == "scripted"))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

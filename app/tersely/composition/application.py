@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 from tersely import __version__
 from tersely.api.health import Health, health_router
 from tersely.api.mcp import McpEndpoint
-from tersely.api.proxy import Edge, ProxyRoutes
+from tersely.api.proxy import EdgeServices, ProxyRoutes
 from tersely.api.rest.guard import Guard
 from tersely.api.rest.router import install_rest
 from tersely.api.transport.body import BodyBudget
@@ -89,7 +89,7 @@ def build(
         monotonic=time.perf_counter,
         shutdown=shutdown,
         limiter=base.limiter,
-        edge=Edge(origins=settings.allowed_origins, tracing=telemetry.tracing, board=base.board),
+        edge=EdgeServices(origins=settings.allowed_origins, tracing=telemetry.tracing, board=base.board),
     )
 
 

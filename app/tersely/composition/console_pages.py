@@ -28,7 +28,7 @@ from tersely.service.common.console_access import ConsoleAccess, OperatorAccess
 from tersely.service.common.metrics import IgnoredMetrics
 from tersely.service.common.operations import Operations
 from tersely.service.proxy.live_sessions import LiveSessions
-from tersely.service.proxy.proxy import Proxy, ProxyConfig, Shared
+from tersely.service.proxy.proxy import Proxy, ProxyConfig, SharedServices
 from tersely.service.replays.replays import Replays
 from tersely.settings import Settings
 from tersely.upstream.client import Upstream
@@ -37,7 +37,7 @@ from tersely.upstream.client import Upstream
 REPLAY_MEMORY = 64 * 1024 * 1024
 
 
-def build_replays(settings: Settings, shared: Shared, services: Services) -> Replays:
+def build_replays(settings: Settings, shared: SharedServices, services: Services) -> Replays:
     """Return the player of transcripts: the proxy's own code in front of a simulated host."""
 
     def open_proxy(dialect: DialectName, upstream: Upstream, times: Callable[[], datetime]) -> Proxy:

@@ -21,7 +21,7 @@ from tersely.service.common.metrics import OUTCOMES
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.proxy.account_access import AccountAccess
 from tersely.service.proxy.chat_commands import ChatCommands
-from tersely.service.proxy.proxy import Proxy, ProxyConfig, Shared
+from tersely.service.proxy.proxy import Proxy, ProxyConfig, SharedServices
 from tersely.service.sessions.commands import Commands
 from tersely.service.summaries.models import Host
 from tersely.settings import Settings
@@ -29,13 +29,13 @@ from tersely.settings import Settings
 
 def share(
     settings: Settings, base: Foundation, abilities: Abilities, configs: ContextConfigs, commands: Commands
-) -> Shared:
+) -> SharedServices:
     chat = None
     if settings.chat_commands == "on":
         chat = ChatCommands(
             commands, base.database, base.metrics, clock=base.clock, monotonic=time.perf_counter, new_id=new_id
         )
-    return Shared(
+    return SharedServices(
         database=base.database,
         writer=base.writer,
         configs=configs,
@@ -55,7 +55,7 @@ def share(
     )
 
 
-def build_host_table(settings: Settings, base: Foundation, shared: Shared) -> HostTable:
+def build_host_table(settings: Settings, base: Foundation, shared: SharedServices) -> HostTable:
     """Build the proxies of the default and the named hosts, each with the guard of the operator's account there."""
     access = _account_access(settings, base, base.hosts)
     proxies = _proxies(settings, base.hosts, shared, access, ProxyConfig())
@@ -91,7 +91,7 @@ def _account_access(settings: Settings, base: Foundation, hosts: Mapping[Dialect
 def _proxies(
     settings: Settings,
     hosts: Mapping[DialectName, Host],
-    shared: Shared,
+    shared: SharedServices,
     access: AccountAccess | None,
     config: ProxyConfig,
     *,

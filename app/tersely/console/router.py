@@ -25,7 +25,7 @@ from tersely.domain.errors import (
     TerselyError,
     Unauthorized,
 )
-from tersely.service.common.console_access import LIFETIME, ConsoleAccess, OperatorAccess, Visit
+from tersely.service.common.console_access import LIFETIME, ConsoleAccess, ConsoleVisitor, OperatorAccess
 from tersely.service.common.replay_tenants import replay_tenant
 
 COOKIE = "tersely_console"
@@ -44,7 +44,7 @@ class PageRequest:
     """A request to a view: the visitor, the form (empty unless something is to be changed), and the time."""
 
     request: Request
-    visit: Visit
+    visit: ConsoleVisitor
     form: dict[str, str]
     now: datetime
 
@@ -208,7 +208,7 @@ class Console:
     def _operator_login(self, trouble: str = "", status: int = 200) -> Response:
         return self._pages.render("operator_login.html", status=status, trouble=trouble)
 
-    async def _visit(self, request: Request) -> tuple[Visit, bool]:
+    async def _visit(self, request: Request) -> tuple[ConsoleVisitor, bool]:
         now = self._clock()
         if request.url.path.startswith(OPERATOR):
             if self._operators.is_shut:
@@ -267,7 +267,7 @@ def _redirect(path: str) -> RedirectResponse:
 
 
 def _with_cookie(
-    response: Response, visit: Visit, request: Request, name: str = COOKIE, path: str = "/console"
+    response: Response, visit: ConsoleVisitor, request: Request, name: str = COOKIE, path: str = "/console"
 ) -> Response:
     response.set_cookie(
         name,

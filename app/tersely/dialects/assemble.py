@@ -12,7 +12,7 @@ from tersely.dialects.dialect import (
     ReplySplitter,
     RequestReader,
     RequestWriter,
-    Streaming,
+    StreamEvents,
     StreamOpener,
     ToolOffer,
     Usage,
@@ -97,7 +97,7 @@ def assemble(
     stream: StreamModule,
     whole: WholeModule,
     rounds: Rounds,
-    streaming: Streaming,
+    streaming: StreamEvents,
     history: HistoryMember = WHOLE,
 ) -> Dialect:
     """Return the dialect of a package's modules."""

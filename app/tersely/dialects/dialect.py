@@ -221,7 +221,7 @@ class ErrorDescription(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: int | None = None
 
 
-class Streaming(msgspec.Struct, frozen=True, kw_only=True):
+class StreamEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The events that begin and end the streams of a dialect, and the ones that Tersely may insert.
 
     ``heartbeat``: an event without meaning; empty: the clients accept none. The first line of the last event begins
@@ -321,4 +321,4 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a model may continue the assistant message that a request ends with: clients then send both as one."""
     restore_response: ResponseRestorer | None = None
     """A reply that the provider is asked for again, as its client was given it; None: it is asked for none."""
-    streaming: Streaming
+    streaming: StreamEvents

@@ -1,7 +1,7 @@
 """Limits of tenants and keys, and the accounting of their use by all workers.
 
 Workers reserve requests, tokens and money in portions, and slots for concurrent calls as leases that expire. The use is
-one record, `Use`, which every worker changes through `grant`. A worker that is killed loses at most its portions; its
+one record, `TotalUse`; every worker changes it through `grant`. A worker that is killed loses at most its portions; its
 slots are freed when their lease ends.
 """
 
@@ -50,7 +50,7 @@ NO_LIMITS = Limits()
 
 
 @dataclass(slots=True, kw_only=True)
-class Use:
+class TotalUse:
     """The use by all workers: seconds with their requests, the day's tokens, the month's money, slots.
 
     ``newest``: the latest time of any worker, in seconds; a slow clock does not turn it back. ``stored``: bytes,
@@ -84,14 +84,14 @@ class Use:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Use:
+    def from_json(cls, value: dict[str, Any]) -> TotalUse:
         """Return the record that `to_json` wrote. Members of other versions are left out."""
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
         known["seconds"] = {int(second): int(count) for second, count in known.get("seconds", ())}
         known["holders"] = {name: (int(slots), float(until)) for name, slots, until in known.get("holders", ())}
         return cls(**known)
 
-    def at(self, now: datetime) -> Use:
+    def at(self, now: datetime) -> TotalUse:
         """Return the record at the time ``now``, without expired entries."""
         time = max(now.timestamp(), self.newest)
         moment = datetime.fromtimestamp(time, UTC)
@@ -161,10 +161,10 @@ class Grant:
 
     portion: Portion
     slots: int
-    use: Use
+    use: TotalUse
 
 
-def grant(use: Use, limits: Limits, ask: UseRequest, now: datetime) -> Grant:
+def grant(use: TotalUse, limits: Limits, ask: UseRequest, now: datetime) -> Grant:
     """Grant a request as far as the limits allow. The grants of all workers never exceed a limit."""
     use = use.at(now)
     second = int(use.newest)
@@ -207,7 +207,7 @@ def _add(seconds: dict[int, int], second: int, count: int) -> None:
             return
 
 
-def retry_after(name: LimitName, use: Use, limits: Limits, now: datetime) -> float:
+def retry_after(name: LimitName, use: TotalUse, limits: Limits, now: datetime) -> float:
     """Return the seconds after which there is room again."""
     use = use.at(now)
     moment = datetime.fromtimestamp(use.newest, UTC)

@@ -14,7 +14,7 @@ from tersely.dialects.errors import classify_error
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.history.chain import canonical
 from tersely.domain.messages import Dialect as DialectName
-from tersely.fakellm.scripted import CHAT, Wire
+from tersely.fakellm.scripted import CHAT, WireFormat
 from tersely.fakellm.scripted.anthropic import ANTHROPIC
 from tersely.fakellm.scripted.gemini import GCA, GEMINI
 from tersely.fakellm.scripted.openai_responses import RESPONSES
@@ -32,7 +32,7 @@ CONTEXTS = frozenset({"built", "passthrough"})
 # The end of the text that `trim` adds when a turn has used up its steps.
 CLOSING = ANSWER_NOW.rpartition("}")[2].encode()
 
-_WIRES: Mapping[DialectName, Wire] = {
+_WIRES: Mapping[DialectName, WireFormat] = {
     "openai_chat": CHAT,
     "openai_responses": RESPONSES,
     "anthropic": ANTHROPIC,
@@ -42,7 +42,7 @@ _WIRES: Mapping[DialectName, Wire] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class CheckFailure:
     """A failed check.
 
     ``call`` counts messages of the conversation from 0, or is a recorded request's number; -1: the whole conversation.

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tersely.dialects.registry import DIALECTS
-from tersely.replay.checks import Failure
+from tersely.replay.checks import CheckFailure
 from tersely.replay.play import Variant
 from tersely.replay.run import Plan, run_here, run_there
 from tersely.replay.table import COLUMNS, ReplayResult, as_json, as_markdown, cells
@@ -150,7 +150,7 @@ def _show(results: Sequence[ReplayResult], *, wants_json: bool, output: Path | N
         print(as_markdown(results), end="")
 
 
-def _print_failures(failures: Sequence[Failure]) -> None:
+def _print_failures(failures: Sequence[CheckFailure]) -> None:
     for failure in failures[:MAX_SHOWN]:
         print(f"failed: {failure}", file=sys.stderr)
     if len(failures) > MAX_SHOWN:

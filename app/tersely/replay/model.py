@@ -19,7 +19,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import INSTRUCTION_ROLES, Text
 from tersely.domain.messages import Dialect as DialectName
-from tersely.fakellm.scripted import CHAT, Received, ScriptedModel, ScriptedReply, Wire
+from tersely.fakellm.scripted import CHAT, ReceivedRequest, ScriptedModel, ScriptedReply, WireFormat
 from tersely.transcripts.replies import has_calls, last_text, with_last_text
 
 KEY_HEADER = "x-replay-call"
@@ -51,7 +51,7 @@ class RecordedRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedReply:
     """The expected reply to one call, and the share of replies that get a tag.
 
     ``message`` is in the wire form of ``dialect``; None: unknown, so the model answers by itself.
@@ -69,10 +69,10 @@ class RecordedModel(ScriptedModel):
     def __init__(self, *, window: int | None) -> None:
         """``window``: the context window in tokens, beyond which requests are refused."""
         super().__init__(script=self._recorded, window=window, keep=1)
-        self._expected: dict[str, Expected] = {}
+        self._expected: dict[str, ExpectedReply] = {}
         self._turned: defaultdict[str, list[RecordedRequest]] = defaultdict(list)
 
-    def expect(self, key: str, expected: Expected) -> None:
+    def expect(self, key: str, expected: ExpectedReply) -> None:
         """The call ``key`` is about to come."""
         self._expected[key] = expected
 
@@ -82,13 +82,13 @@ class RecordedModel(ScriptedModel):
         return self._turned.pop(key, [])
 
     @override
-    async def decide(self, received: Received, wire: Wire = CHAT, model: str = "") -> ScriptedReply:
+    async def decide(self, received: ReceivedRequest, wire: WireFormat = CHAT, model: str = "") -> ScriptedReply:
         reply = await super().decide(received, wire, model)
         key = received.headers.get(KEY_HEADER, "")
         self._turned[key].append(RecordedRequest(body=received.body, status=reply.status, refusal=reply.body))
         return reply
 
-    def _recorded(self, received: Received) -> ScriptedReply | None:
+    def _recorded(self, received: ReceivedRequest) -> ScriptedReply | None:
         expected = self._expected.get(received.headers.get(KEY_HEADER, ""))
         if expected is None or expected.message is None:
             return None
@@ -100,7 +100,7 @@ class RecordedModel(ScriptedModel):
         return ScriptedReply(message=fields, chunk_chars=size)
 
 
-def tagged(message: Mapping[str, Any], expected: Expected, instructions: str) -> Mapping[str, Any]:
+def tagged(message: Mapping[str, Any], expected: ExpectedReply, instructions: str) -> Mapping[str, Any]:
     """Return a reply with the tags that the instructions ask for, if its random choice selects it."""
     text = last_text(message, expected.dialect)
     if text is None or not text.strip():

@@ -13,7 +13,7 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, TerselyError
 from tersely.domain.messages import Dialect as DialectName
 from tersely.replay.checks import (
-    Failure,
+    CheckFailure,
     Stored,
     check_links,
     check_prefix,
@@ -27,7 +27,7 @@ from tersely.replay.client import ClientReply, ask
 from tersely.replay.edit_readiness import EditCounter
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, ReplayTotals, RequestParts, common, measure, take_apart
-from tersely.replay.model import KEY_HEADER, Expected, RecordedModel, RecordedRequest, chance
+from tersely.replay.model import KEY_HEADER, ExpectedReply, RecordedModel, RecordedRequest, chance
 from tersely.transcripts.conversations import Conversation, RecordedCall, ReplayRequest, ReplyForm
 from tersely.transcripts.recordings import going_on_from
 
@@ -85,7 +85,7 @@ class PlayedConversation:
     ids: dict[int, str] = field(default_factory=dict)
     histories: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     sessions: dict[str, _Session] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[CheckFailure] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,10 +164,10 @@ async def play(
     return played
 
 
-def _ready(stage: ReplaySetting, conversation: Conversation, step: RecordedCall) -> tuple[ReplayRequest, Expected]:
+def _ready(stage: ReplaySetting, conversation: Conversation, step: RecordedCall) -> tuple[ReplayRequest, ExpectedReply]:
     """Return the client's request of a call, and prepare the model's reply."""
     seed = (conversation.id, conversation.number, step.index)
-    expected = Expected(message=step.reply, seed=seed, share=stage.share, dialect=step.dialect)
+    expected = ExpectedReply(message=step.reply, seed=seed, share=stage.share, dialect=step.dialect)
     return step.request(_reply_form(stage, conversation, step, seed)), expected
 
 
@@ -293,7 +293,7 @@ def _note(
         if len(played.failures) >= MAX_FAILURES:
             return
         played.failures.append(
-            Failure(
+            CheckFailure(
                 strategy=variant.name,
                 conversation=f"{conversation.id} (line {conversation.number})",
                 call=call,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from tersely.fakellm.scripted import run_scripted
-from tersely.replay.checks import Failure, Stored
+from tersely.replay.checks import CheckFailure, Stored
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, ReplayTotals
 from tersely.replay.model import RecordedModel
@@ -170,7 +170,7 @@ def _result(transcript: Transcript, variant: Variant, played: Sequence[PlayedCon
     sessions = [session for each in played for session in each.sessions]
     if len(set(sessions)) < len(sessions):
         failures.append(
-            Failure(
+            CheckFailure(
                 strategy=variant.name,
                 conversation=transcript.name,
                 call=-1,

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from tersely.domain.history.context_use import Edits
-from tersely.replay.checks import Failure
+from tersely.replay.checks import CheckFailure
 from tersely.replay.measure import PRICES, ReplayTotals, repeated_share
 
 COLUMNS = (
@@ -36,7 +36,7 @@ class ReplayResult:
     file: str
     strategy: str
     tally: ReplayTotals
-    failures: Sequence[Failure] = ()
+    failures: Sequence[CheckFailure] = ()
     worst: float = 0.0
 
 

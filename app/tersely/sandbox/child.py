@@ -169,7 +169,7 @@ def limit_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-class Table:
+class MessageTable:
     """The messages, and the only way to query them."""
 
     def __init__(self, limits: QueryLimits) -> None:
@@ -340,7 +340,7 @@ def main() -> None:
     json.dumps({"warm": [1.5, "é"]}, ensure_ascii=False).encode()
     limits = QueryLimits(float(sys.argv[1]), int(sys.argv[2]))
     give_up(limits)
-    table = Table(limits)
+    table = MessageTable(limits)
     for command in _commands(limits):
         match command:
             case {"add": rows}:

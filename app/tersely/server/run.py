@@ -56,7 +56,7 @@ AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServeOptions:
     """How to serve."""
 
     host: str
@@ -65,13 +65,13 @@ class Serving:
     is_scripted: bool
 
 
-def serve_forever(serving: Serving) -> None:
+def serve_forever(serving: ServeOptions) -> None:
     """Serve as configured until a signal ends the service. Raises `CommandError` for an insecure configuration."""
     with plainly():
         _serve(Settings(), serving)
 
 
-def _serve(settings: Settings, serving: Serving) -> None:
+def _serve(settings: Settings, serving: ServeOptions) -> None:
     if serving.host not in LOOPBACK and settings.auth != "keys" and not settings.insecure:
         raise CommandError(
             f"{serving.host} is not loopback: set TERSELY_AUTH=keys (and create a key), "
@@ -171,7 +171,7 @@ def _unusable(host: str, port: int, error: OSError) -> CommandError:
 
 
 def _serve_here(
-    settings: Settings, serving: Serving, url: str, upstream: str | None, sockets: list[socket.socket]
+    settings: Settings, serving: ServeOptions, url: str, upstream: str | None, sockets: list[socket.socket]
 ) -> None:
     application = build(_behind(settings, upstream), database_url=url, is_local=serving.host in LOOPBACK)
     config = _config(application, serving)
@@ -185,7 +185,7 @@ def _serve_here(
 
 def _serve_in_workers(
     settings: Settings,
-    serving: Serving,
+    serving: ServeOptions,
     url: str,
     upstream: str | None,
     sockets: list[socket.socket],
@@ -248,7 +248,7 @@ def _follow_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _config(application: object, serving: Serving) -> uvicorn.Config:
+def _config(application: object, serving: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
         factory=isinstance(application, str),

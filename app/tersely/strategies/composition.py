@@ -20,8 +20,8 @@ from tersely.strategies.epochs.policies import (
     PROGRESS,
     Advance,
     Auto,
+    CutConditions,
     EveryRequest,
-    Needs,
     Policy,
     Watermarks,
     content_tokens,
@@ -59,7 +59,7 @@ from tersely.strategies.reduction.shortening import (
     shorten_results,
     window_tiers,
 )
-from tersely.strategies.reduction.tiering import Ages, keep_levels, score_everything
+from tersely.strategies.reduction.tiering import CompressionAges, keep_levels, score_everything
 from tersely.strategies.reduction.trimming import (
     ask_for_answer,
     clear,
@@ -86,7 +86,7 @@ RESTORE_SHARE, RESTORE_LEAST = 6, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class EpochStartInputs:
     """The inputs of a new epoch. ``overflows``: how often the upstream refused this call as too long."""
 
     draft: Draft
@@ -184,19 +184,19 @@ class Composition:
     shrink: Callable[[int], tuple[Stage, ...]] | None = None
 
 
-def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
+def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> CutConditions:
     """Return what the decision about epochs must know of a strategy. Its own limits are tokens of content."""
     fixed = snapshot.fixed_tokens if snapshot else 0
     match strategy:
         case Full():
-            return Needs(cuts=False)
+            return CutConditions(cuts=False)
         case Slim():
-            return Needs(cuts=True, recent_turns=strategy.recent_turns)
+            return CutConditions(cuts=True, recent_turns=strategy.recent_turns)
         case Window():
             by_turns = strategy.context_size > 0
-            return Needs(cuts=True, recent_turns=max(1, strategy.context_size), by_turns=by_turns)
+            return CutConditions(cuts=True, recent_turns=max(1, strategy.context_size), by_turns=by_turns)
         case Trim():
-            return Needs(
+            return CutConditions(
                 cuts=True,
                 high=_content_limit(strategy.max_context_tokens, fixed, least=1 / 2),
                 is_over_limit="turns" if snapshot and _are_turns_over(strategy, snapshot) else None,
@@ -206,7 +206,7 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
             )
         case Compact():
             limit = compact_limit(strategy, snapshot) if strategy.auto_compact else NEVER
-            return Needs(
+            return CutConditions(
                 cuts=True,
                 high=None if limit is None else _content_limit(limit, fixed, least=3 / 4),
                 is_over_limit="messages" if snapshot and _are_messages_over(strategy, snapshot) else None,
@@ -215,7 +215,7 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
             )
         case Tiered():
             high = strategy.total_budget * strategy.capacity_trigger // 100
-            return Needs(cuts=True, high=high, by_turns=False, saves=False)
+            return CutConditions(cuts=True, high=high, by_turns=False, saves=False)
         case _:
             assert_never(strategy)
 
@@ -253,7 +253,7 @@ def compact_limit(strategy: Compact, snapshot: Snapshot | None) -> int | None:
     return effective_limit(window, reserve_tokens=strategy.reserve_tokens, max_tokens=strategy.max_tokens)
 
 
-def compose(strategy: Strategy, start: Start) -> Composition:
+def compose(strategy: Strategy, start: EpochStartInputs) -> Composition:
     """Return the stages with which ``strategy`` begins an epoch."""
     if start.advance.reason == "clear":
         return Composition(shape=(clear_all(),), head=(), cuts_itself=True)
@@ -288,7 +288,7 @@ def closing_of(strategy: Strategy, encode: Encode) -> tuple[Stage, ...]:
     return (ask_for_answer(strategy.max_steps, encode=encode),) if isinstance(strategy, Trim) else ()
 
 
-def _slim(strategy: Slim, start: Start) -> Composition:
+def _slim(strategy: Slim, start: EpochStartInputs) -> Composition:
     log_limit = start.share(LOG_LIMIT)
     files = start.files_limit(strategy.files) if start.uses_files else 0
     log = insert_activity_log(
@@ -308,7 +308,7 @@ def _slim(strategy: Slim, start: Start) -> Composition:
     )
 
 
-def _window(strategy: Window, start: Start) -> Composition:
+def _window(strategy: Window, start: EpochStartInputs) -> Composition:
     settings = TruncationSettings(
         recent=strategy.recent_results,
         recent_chars=strategy.recent_chars,
@@ -342,7 +342,7 @@ def _window(strategy: Window, start: Start) -> Composition:
     )
 
 
-def _trim(strategy: Trim, start: Start) -> Composition:
+def _trim(strategy: Trim, start: EpochStartInputs) -> Composition:
     least = 0 if isinstance(start.policy, EveryRequest) else 1 / 2
     budget = _content_limit(strategy.max_context_tokens, start.snapshot.fixed_tokens, least=least)
     way = start.snapshot.read_back
@@ -373,7 +373,7 @@ def _trim(strategy: Trim, start: Start) -> Composition:
     return Composition(shape=shape, head=(start.references(strategy.references), summary), cuts_itself=True)
 
 
-def _compact(strategy: Compact, start: Start) -> Composition:
+def _compact(strategy: Compact, start: EpochStartInputs) -> Composition:
     limits = ToolOutputLimits(
         max_lines=strategy.max_lines,
         max_bytes=strategy.max_bytes,
@@ -397,7 +397,7 @@ def _compact(strategy: Compact, start: Start) -> Composition:
     )
 
 
-def _archive(strategy: Compact, start: Start) -> Stage:
+def _archive(strategy: Compact, start: EpochStartInputs) -> Stage:
     return archive_results(
         [summary for summary in start.inputs.summaries if summary.purpose == TOOL_RESULT],
         cutoff=strategy.tool_call_cutoff,
@@ -410,7 +410,7 @@ def _archive(strategy: Compact, start: Start) -> Stage:
     )
 
 
-def _split_if_due(strategy: Compact, start: Start) -> Stage:
+def _split_if_due(strategy: Compact, start: EpochStartInputs) -> Stage:
     """Split as in tiancaiamao/ai, "Triggering Rules". An overflow or a caller's request needs no threshold.
 
     Shortened and archived messages count with their remaining tokens, and the current head counts too.
@@ -423,7 +423,7 @@ def _split_if_due(strategy: Compact, start: Start) -> Stage:
     return stage
 
 
-def _is_due(strategy: Compact, start: Start, draft: Draft) -> bool:
+def _is_due(strategy: Compact, start: EpochStartInputs, draft: Draft) -> bool:
     if start.is_overflow or start.advance.reason in {"compact", "high_watermark", "messages", "window"}:
         return True
     if not strategy.auto_compact:
@@ -446,9 +446,9 @@ def split_of(strategy: Compact, limit: int | None) -> Stage:
     return split_by_count(strategy.keep_recent)
 
 
-def _tiered(strategy: Tiered, start: Start) -> Composition:
+def _tiered(strategy: Tiered, start: EpochStartInputs) -> Composition:
     scores = score_everything(start.draft.entries, start.inputs.past_turns, start.now)
-    ages = Ages(working=strategy.working_age, session=strategy.session_age, now=start.now)
+    ages = CompressionAges(working=strategy.working_age, session=strategy.session_age, now=start.now)
     is_new_task = start.is_pressed and _is_new_task(strategy, start)
 
     def levels(space: int) -> tuple[Stage, ...]:
@@ -479,7 +479,7 @@ def _tiered(strategy: Tiered, start: Start) -> Composition:
     )
 
 
-def _is_new_task(strategy: Tiered, start: Start) -> bool:
+def _is_new_task(strategy: Tiered, start: EpochStartInputs) -> bool:
     turns = group_turns(start.draft.entries)
     if not turns:
         return False

@@ -14,7 +14,7 @@ from tersely.domain.history.context import Context, Kept, TurnReport
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot
 from tersely.domain.history.tiers import ReadBack
 from tersely.domain.tokens import Encode, estimate_text
-from tersely.strategies.composition import Composition, Start, closing_of, compose, needs_of
+from tersely.strategies.composition import Composition, EpochStartInputs, closing_of, compose, needs_of
 from tersely.strategies.epochs.additions import (
     LAYER,
     additions_from,
@@ -234,7 +234,7 @@ def plan_epoch(
         return _with_additions(snapshot, snapshot.epoch, strategy=strategy, policy=policy, now=now, encode=encode)
     # The rounds of a plan count the same lines again and again; the memory of that ends with the plan.
     needs = needs_of(strategy, snapshot)
-    start = Start(
+    start = EpochStartInputs(
         draft=_starting_draft(snapshot),
         snapshot=snapshot,
         inputs=_without_extracts(_since_cleared(inputs, _cleared_at(snapshot)), snapshot),
@@ -428,7 +428,7 @@ def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
     return list(known.values())
 
 
-def _plan_draft(start: Start, strategy: Strategy) -> Draft:
+def _plan_draft(start: EpochStartInputs, strategy: Strategy) -> Draft:
     composition = compose(strategy, start)
     draft = run(start.draft, (*composition.shape, *composition.head))
     limit, target = _limits(start, cuts_itself=composition.cuts_itself, by_turns=needs_of(strategy).by_turns)
@@ -442,7 +442,11 @@ def _plan_draft(start: Start, strategy: Strategy) -> Draft:
 
 
 def _shrink(
-    start: Start, shrink: Callable[[int], tuple[Stage, ...]], composition: Composition, target: int, draft: Draft
+    start: EpochStartInputs,
+    shrink: Callable[[int], tuple[Stage, ...]],
+    composition: Composition,
+    target: int,
+    draft: Draft,
 ) -> Draft:
     """Let the strategy choose what to drop until head and messages fit into ``target`` tokens. The head depends on the
     choice.
@@ -454,7 +458,7 @@ def _shrink(
     return draft
 
 
-def _fit(start: Start, composition: Composition, target: int) -> Draft:
+def _fit(start: EpochStartInputs, composition: Composition, target: int) -> Draft:
     """Cut further until head and all fit ``target`` tokens: the head depends on the cut, and the cut on the head."""
 
     def keep(tokens: int) -> Stage:
@@ -497,7 +501,7 @@ def _starting_draft(snapshot: Snapshot) -> Draft:
     return Draft(tail=snapshot.entries)
 
 
-def _limits(start: Start, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
+def _limits(start: EpochStartInputs, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
     """Return above how many tokens of content this plan must cut, and down to how many; None: it need not."""
     marks = start.watermarks
     if start.is_overflow or start.advance.reason == "compact":

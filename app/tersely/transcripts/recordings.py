@@ -48,7 +48,7 @@ _OURS = "x-tersely-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedExchange:
     """A recorded model call."""
 
     index: int
@@ -109,7 +109,7 @@ def read_recording(
 
 def _read_call(
     number: int, line: Mapping[str, Any], replies: Mapping[object, Any], dialect: DialectName | None
-) -> Recorded | None:
+) -> RecordedExchange | None:
     if not is_call(line):
         found = recognise(line, dialect)
         request = _bare_request(found, line)
@@ -129,7 +129,9 @@ def _read_call(
     reply = next((line[key] for key in ("reply", "response") if key in line), None)
     reply = replies.get(line.get("n", number)) if reply is None else reply
     index = line["n"] if isinstance(line.get("n"), int) else number
-    return Recorded(index=index, request=request, reply=None if reply is None else read_reply(reply, found, number))
+    return RecordedExchange(
+        index=index, request=request, reply=None if reply is None else read_reply(reply, found, number)
+    )
 
 
 def _body(line: Mapping[str, Any], number: int) -> bytes | None:
@@ -216,7 +218,7 @@ def _bare_request(dialect: DialectName, line: Mapping[str, Any]) -> ReplayReques
     )
 
 
-def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
+def _with_replies(calls: Sequence[RecordedExchange]) -> Iterator[RecordedCall]:
     """Yield the calls in order. A reply that was not recorded is taken from a later request, which resends it."""
     histories = [_links(call.request) for call in calls]
     given = {call.reply["id"]: call.index for call in calls if call.reply is not None and call.reply.get("id")}

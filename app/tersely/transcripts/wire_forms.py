@@ -86,7 +86,7 @@ def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall
             index=index,
             dialect=dialect,
             reply=form.reply(raw),
-            source=_Making(form, rest, messages[:index]),
+            source=_RequestMaker(form, rest, messages[:index]),
             at=times[index - 1] or times[index],
         )
         for index, raw in enumerate(messages)
@@ -148,10 +148,10 @@ def _is_note(key: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
+class _RequestMaker:
     """Makes the request for the reply that follows ``messages``."""
 
-    form: Form
+    form: ConversationForm
     rest: Mapping[str, Any]
     messages: Sequence[bytes]
 
@@ -160,7 +160,7 @@ class _Making:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class ConversationForm:
     """How a dialect writes a conversation.
 
     ``key``: the member with the messages. ``items`` splits it into raw messages, each with the number of parts that it
@@ -289,10 +289,10 @@ def _ask_gca(rest: Mapping[str, Any], messages: Sequence[bytes], form: ReplyForm
     )
 
 
-FORMS: Mapping[DialectName, Form] = {
-    "openai_chat": Form(key="messages", items=_each, reply=_loaded, request=_ask_chat),
-    "anthropic": Form(key="messages", items=_each, reply=_loaded, request=_ask_anthropic),
-    "gemini": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gemini),
-    "gemini_gca": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gca),
-    "openai_responses": Form(key="input", items=_item_groups, reply=_output, request=_ask_responses),
+FORMS: Mapping[DialectName, ConversationForm] = {
+    "openai_chat": ConversationForm(key="messages", items=_each, reply=_loaded, request=_ask_chat),
+    "anthropic": ConversationForm(key="messages", items=_each, reply=_loaded, request=_ask_anthropic),
+    "gemini": ConversationForm(key="contents", items=_contents, reply=_loaded, request=_ask_gemini),
+    "gemini_gca": ConversationForm(key="contents", items=_contents, reply=_loaded, request=_ask_gca),
+    "openai_responses": ConversationForm(key="input", items=_item_groups, reply=_output, request=_ask_responses),
 }

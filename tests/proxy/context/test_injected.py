@@ -12,7 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tests.conftest import Database
 from tests.support.injected_clients import FIRST_REQUESTS, WIRES, InjectingClient, Markers, count_each, question
 from tests.support.services import Service, serve
@@ -56,11 +56,11 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-def sent_by(model: Model, key: str) -> list[Received]:
+def sent_by(model: Model, key: str) -> list[ReceivedRequest]:
     return [each for each in list(model.state.received) if each.headers.get("X-Script") == key]
 
 
-def others_about(model: Model, key: str) -> list[Received]:
+def others_about(model: Model, key: str) -> list[ReceivedRequest]:
     """Requests of Tersely's own (summaries) that speak of the session."""
     return [
         each for each in list(model.state.received) if each.headers.get("X-Script") != key and key.encode() in each.body

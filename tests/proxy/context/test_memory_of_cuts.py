@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tests.conftest import Database
 from tests.support.injected_clients import WIRES, InjectingClient, first_request
 from tests.support.services import Service, serve
@@ -34,7 +34,7 @@ def model() -> Iterator[Model]:
     with scripted() as running:
         decide = running.state.script
 
-        def script(received: Received) -> Any:
+        def script(received: ReceivedRequest) -> Any:
             if "X-Script" in received.headers:
                 assert decide is not None
                 return decide(received)

@@ -11,7 +11,7 @@ from functools import partial
 import openai
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tests.conftest import Database
 from tests.support.http import Answered, post
 from tests.support.loops import until
@@ -35,7 +35,7 @@ LOCKED = json.dumps(
 Pairs = list[tuple[str, str]]
 
 
-def _answer(received: Received) -> ScriptedReply:
+def _answer(received: ReceivedRequest) -> ScriptedReply:
     """Answer the newest question by its name, sooner or later."""
     name = NAME.findall(json.dumps(received.request))[-1][1]
     if name.endswith("refused"):

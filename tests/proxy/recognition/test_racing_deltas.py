@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES, Wire, listed
 from tests.support.http import Answered, post, request_bytes, wire
@@ -24,7 +24,7 @@ MODEL_SECONDS = 0.03
 QUESTION = re.compile(r"question <([\w-]+)>")
 
 
-def _answer_newest(received: Received) -> ScriptedReply:
+def _answer_newest(received: ReceivedRequest) -> ScriptedReply:
     """Answer the newest question by its name, after the time that a model takes."""
     name = QUESTION.findall(json.dumps(received.request))[-1]
     return ScriptedReply(message={"content": f"answer <{name}>"}, first_delay=MODEL_SECONDS)
@@ -210,7 +210,7 @@ async def test_a_delta_that_was_cut_off_and_sent_again_is_one_turn(
     }
     cut = [fates[fate]]
 
-    def script(received: Received) -> ScriptedReply | None:
+    def script(received: ReceivedRequest) -> ScriptedReply | None:
         name = QUESTION.findall(json.dumps(received.request))[-1]
         return cut.pop() if name == "again" and cut else _answer_newest(received)
 

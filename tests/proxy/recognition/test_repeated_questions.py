@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES, Spoken, Wire, listed
 from tests.support.http import Answered, post
@@ -28,13 +28,13 @@ class Answers:
         self._count = 0
         model.state.script = self._answer
 
-    def _answer(self, received: Received) -> ScriptedReply:
+    def _answer(self, received: ReceivedRequest) -> ScriptedReply:
         name = [name for kind, name in self._spoken(received) if kind == "question"][-1]
         self._count += 1
         return ScriptedReply(message={"content": f"answer <{name}-{self._count if self.are_numbered else 'same'}>"})
 
     @staticmethod
-    def _spoken(received: Received) -> list[Spoken]:
+    def _spoken(received: ReceivedRequest) -> list[Spoken]:
         return NAME.findall(json.dumps(received.request))
 
     @property

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tersely.dialects.clients.command_traces import MARK
-from tersely.fakellm.scripted import Received
+from tersely.fakellm.scripted import ReceivedRequest
 from tersely.service.common.auth import new_key
 from tersely.store.db.connection import Database as Store
 from tersely.store.ops import keys
@@ -43,7 +43,7 @@ def commanded(store: Database, model: Model) -> Iterator[Service]:
         yield running
 
 
-def received(model: Model, key: str) -> list[Received]:
+def received(model: Model, key: str) -> list[ReceivedRequest]:
     return [each for each in list(model.state.received) if each.headers.get("X-Script") == key]
 
 

@@ -24,7 +24,7 @@ from tersely.service.common.auth import Auth, read_credentials
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.limits.accounts import Need
+from tersely.service.limits.accounts import RequestNeed
 from tersely.service.limits.limiter import Limiter
 
 # Replaces an encoded slash inside a session id while a path is split. No id can contain it.
@@ -63,7 +63,7 @@ class Guard:
         caller.check_client(name)
         # A full tenant may still delete and read.
         stores = has_body and request.method != "DELETE" and not caller.only_reads(request.method, request.url.path)
-        await self.limiter.admit(caller.tenant, caller.key_id, Need(stores=stores))
+        await self.limiter.admit(caller.tenant, caller.key_id, RequestNeed(stores=stores))
         return await self.read(request, has_body=has_body)
 
     async def read(self, request: Request, *, has_body: bool) -> Request:

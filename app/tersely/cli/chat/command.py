@@ -147,7 +147,7 @@ class Chat:
         return headers
 
 
-class Stopping:
+class CancelOnInterrupt:
     """Let Ctrl-C cancel the work in progress instead of the chat."""
 
     def __init__(self) -> None:
@@ -173,9 +173,9 @@ class Stopping:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[Stopping]:
+def _ctrl_c() -> Iterator[CancelOnInterrupt]:
     """Ctrl-C at a terminal, for the length of the block; from a pipe it ends the command as ever."""
-    stopping = Stopping()
+    stopping = CancelOnInterrupt()
     if not is_terminal():
         yield stopping
         return

@@ -34,14 +34,14 @@ KEYS = ("openai_api_key", "anthropic_api_key", "gemini_api_key")
 EMPTY = "empty"
 """The revision of a database without tables."""
 
-State = Literal["ok", "warn", "fail"]
+CheckStatus = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The result of one check. ``advice``: how to fix it; empty if there is no error."""
 
-    state: State
+    state: CheckStatus
     subject: str
     text: str
     advice: str = ""

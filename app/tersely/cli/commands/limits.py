@@ -13,7 +13,7 @@ from tersely.composition.clock import clock
 from tersely.domain.limits import LIMIT_NAMES, Limits
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.limiter import Limiter
-from tersely.service.limits.tenants import LimitedTenant, Tenants, Used
+from tersely.service.limits.tenants import LimitedTenant, ReportedUse, Tenants
 from tersely.settings import Settings
 from tersely.store.db.connection import Database
 
@@ -62,7 +62,7 @@ def limit_rows(tenant: LimitedTenant) -> Rows:
     return rows
 
 
-def _rows(whose: str, limits: Limits, used: Used, *, is_default: Limits | None = None) -> Rows:
+def _rows(whose: str, limits: Limits, used: ReportedUse, *, is_default: Limits | None = None) -> Rows:
     rows: Rows = []
     for name in LIMIT_NAMES:
         most = getattr(limits, name)

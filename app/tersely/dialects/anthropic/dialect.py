@@ -5,7 +5,7 @@ from __future__ import annotations
 from tersely.dialects.anthropic import read, stream, tools, whole, write
 from tersely.dialects.anthropic.tool_rounds import ROUNDS
 from tersely.dialects.assemble import assemble, read_each
-from tersely.dialects.dialect import HistoryMember, Streaming
+from tersely.dialects.dialect import HistoryMember, StreamEvents
 from tersely.dialects.wire.sse import beginnings
 
 ANTHROPIC = assemble(
@@ -17,7 +17,7 @@ ANTHROPIC = assemble(
     whole=whole,
     rounds=ROUNDS,
     history=HistoryMember(name="messages", read=read_each(read.read_message)),
-    streaming=Streaming(
+    streaming=StreamEvents(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=beginnings(b"message_stop"),
         end_texts=(b"message_stop",),

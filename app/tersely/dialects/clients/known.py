@@ -51,7 +51,7 @@ SEEN: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class SideCallMark:
     """A text by which ``client`` makes a side call of that ``kind``."""
 
     client: str
@@ -96,21 +96,23 @@ CODEX_MARKS: Mapping[tuple[str, str], SideCall] = {
 # Words at the beginning of a part of the instructions. Further in, an agent may be told about others in the same words.
 MARK_WITHIN = 200
 SIDE_INSTRUCTIONS = (
-    Mark(client="opencode", kind="title", text="You are a title generator"),
-    Mark(client="Claude Code", kind="title", text="Generate a concise, sentence-case title"),
-    Mark(client="opencode", kind="summary", text="context summarization agent"),
-    Mark(client="pi", kind="summary", text="context summarization assistant"),
-    Mark(client="aider", kind="commit", text="one-line Git commit messages"),
-    Mark(client="aider", kind="summary", text="*Briefly* summarize this partial conversation"),
-    Mark(client="Qwen Code", kind="memory", text="managed memory extraction subagent"),
-    Mark(
+    SideCallMark(client="opencode", kind="title", text="You are a title generator"),
+    SideCallMark(client="Claude Code", kind="title", text="Generate a concise, sentence-case title"),
+    SideCallMark(client="opencode", kind="summary", text="context summarization agent"),
+    SideCallMark(client="pi", kind="summary", text="context summarization assistant"),
+    SideCallMark(client="aider", kind="commit", text="one-line Git commit messages"),
+    SideCallMark(client="aider", kind="summary", text="*Briefly* summarize this partial conversation"),
+    SideCallMark(client="Qwen Code", kind="memory", text="managed memory extraction subagent"),
+    SideCallMark(
         client="Qwen Code", kind="summary", text="You are the component that summarizes a conversation when its context"
     ),
-    Mark(client="Qwen Code (older)", kind="summary", text="component that summarizes internal chat history"),
-    Mark(client="Gemini CLI", kind="summary", text="responsible for distilling chat history"),
-    Mark(client="Cline", kind="summary", text="Summarize the provided coding session into a concise continuation note"),
-    Mark(client="LlamaIndex", kind="summary", text="Write a concise summary about the contents"),
-    Mark(client="Gemini CLI", kind="routing", text="Task Routing AI"),
+    SideCallMark(client="Qwen Code (older)", kind="summary", text="component that summarizes internal chat history"),
+    SideCallMark(client="Gemini CLI", kind="summary", text="responsible for distilling chat history"),
+    SideCallMark(
+        client="Cline", kind="summary", text="Summarize the provided coding session into a concise continuation note"
+    ),
+    SideCallMark(client="LlamaIndex", kind="summary", text="Write a concise summary about the contents"),
+    SideCallMark(client="Gemini CLI", kind="routing", text="Task Routing AI"),
 )
 
 
@@ -142,23 +144,25 @@ _SPEAKERS: Mapping[str, Role] = {"user": "user", "User": "user", "assistant": "a
 
 # How a part of the last user message of a side call begins.
 SIDE_QUESTIONS = (
-    Mark(client="opencode", kind="title", text="Generate a title for this conversation:"),
-    Mark(client="LangChain", kind="summary", text="<role>\nContext Extraction Assistant"),
-    Mark(client="Continue", kind="summary", text="Please provide a concise summary of our conversation so far"),
-    Mark(client="Copilot CLI", kind="summary", text="Please create a detailed summary of the conversation so far"),
-    Mark(
+    SideCallMark(client="opencode", kind="title", text="Generate a title for this conversation:"),
+    SideCallMark(client="LangChain", kind="summary", text="<role>\nContext Extraction Assistant"),
+    SideCallMark(client="Continue", kind="summary", text="Please provide a concise summary of our conversation so far"),
+    SideCallMark(
+        client="Copilot CLI", kind="summary", text="Please create a detailed summary of the conversation so far"
+    ),
+    SideCallMark(
         client="Qwen Code", kind="summary", text="You are the component that summarizes a conversation when its context"
     ),
-    Mark(client="Qwen Code", kind="summary", text="First, reason in your <analysis> block"),
-    Mark(client="Gemini CLI", kind="summary", text="First, reason in your scratchpad"),
-    Mark(client="Qwen Code", kind="memory", text="Managed memory has TWO directories"),
-    Mark(client="Qwen Code (older)", kind="memory", text="Managed memory directory:"),
+    SideCallMark(client="Qwen Code", kind="summary", text="First, reason in your <analysis> block"),
+    SideCallMark(client="Gemini CLI", kind="summary", text="First, reason in your scratchpad"),
+    SideCallMark(client="Qwen Code", kind="memory", text="Managed memory has TWO directories"),
+    SideCallMark(client="Qwen Code (older)", kind="memory", text="Managed memory directory:"),
     # The text after the user's last message.
-    Mark(client="Claude Code", kind="summary", text="CRITICAL: Respond with TEXT ONLY"),
-    Mark(client="Codex", kind="summary", text="You are performing a CONTEXT CHECKPOINT COMPACTION"),
-    Mark(client="Open WebUI", kind="title", text="### Task:\nGenerate a concise, 3-5 word title"),
-    Mark(client="Open WebUI", kind="title", text="### Task:\nGenerate 1-3 broad tags"),
-    Mark(client="Open WebUI", kind="suggestion", text="### Task:\nSuggest 3-5 relevant follow-up questions"),
+    SideCallMark(client="Claude Code", kind="summary", text="CRITICAL: Respond with TEXT ONLY"),
+    SideCallMark(client="Codex", kind="summary", text="You are performing a CONTEXT CHECKPOINT COMPACTION"),
+    SideCallMark(client="Open WebUI", kind="title", text="### Task:\nGenerate a concise, 3-5 word title"),
+    SideCallMark(client="Open WebUI", kind="title", text="### Task:\nGenerate 1-3 broad tags"),
+    SideCallMark(client="Open WebUI", kind="suggestion", text="### Task:\nSuggest 3-5 relevant follow-up questions"),
 )
 
 # How the user message begins by which a client refuses a reply without tool calls. Such a reply is never sent again.

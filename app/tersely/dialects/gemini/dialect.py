@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tersely.dialects.assemble import assemble
-from tersely.dialects.dialect import HistoryMember, Streaming
+from tersely.dialects.dialect import HistoryMember, StreamEvents
 from tersely.dialects.gemini import read, stream, tools, whole, write
 from tersely.dialects.gemini.tool_rounds import rounds
 
@@ -17,5 +17,5 @@ GEMINI = assemble(
     rounds=rounds(),
     history=HistoryMember(name="contents", read=read.read_appended),
     # Gemini's own clients fail at a comment and at an `event:` line.
-    streaming=Streaming(finish_key=b'"finishReason"', reply_key=b'"candidates"', has_arrays=True, is_data_only=True),
+    streaming=StreamEvents(finish_key=b'"finishReason"', reply_key=b'"candidates"', has_arrays=True, is_data_only=True),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tersely.dialects.assemble import assemble, read_each
-from tersely.dialects.dialect import HistoryMember, Streaming
+from tersely.dialects.dialect import HistoryMember, StreamEvents
 from tersely.dialects.openai_chat import read, stream, tools, whole, write
 from tersely.dialects.openai_chat.tool_rounds import ROUNDS
 
@@ -16,7 +16,7 @@ OPENAI_CHAT = assemble(
     whole=whole,
     rounds=ROUNDS,
     history=HistoryMember(name="messages", read=read_each(read.read_message)),
-    streaming=Streaming(
+    streaming=StreamEvents(
         heartbeat=b": keep-alive\n\n",
         end_marks=(b"data: [DONE]", b"data:[DONE]"),
         end_texts=(b"[DONE]",),

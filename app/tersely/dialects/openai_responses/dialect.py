@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tersely.dialects.assemble import assemble
-from tersely.dialects.dialect import HistoryMember, ItemReferences, Streaming
+from tersely.dialects.dialect import HistoryMember, ItemReferences, StreamEvents
 from tersely.dialects.openai_responses import read, stored_history, stream, tools, whole, write
 from tersely.dialects.openai_responses.content import is_instructions, items_of
 from tersely.dialects.openai_responses.tool_rounds import ROUNDS
@@ -23,7 +23,7 @@ OPENAI_RESPONSES = replace(
         whole=whole,
         rounds=ROUNDS,
         history=HistoryMember(name="input", read=read.read_appended, elements=items_of),
-        streaming=Streaming(
+        streaming=StreamEvents(
             heartbeat=b": keep-alive\n\n",
             end_marks=beginnings(*_ENDS),
             end_texts=_ENDS,

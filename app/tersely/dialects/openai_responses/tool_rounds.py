@@ -56,7 +56,7 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
     return raw_json.join_object({**members, "usage": usage} if usage else members)
 
 
-class _Sorting:
+class _ItemVisibility:
     """Records which items of a round are shown. An item has several keys; ``is_shown`` is None while it is
     undecided.
     """
@@ -101,7 +101,7 @@ class _Sorting:
 
 
 def _theirs(items: Sequence[bytes], names: frozenset[str]) -> list[bytes]:
-    sorting = _Sorting(names)
+    sorting = _ItemVisibility(names)
     for key, raw in enumerate(items):
         sorting.add(key, raw_json.load(raw))
     sorting.close()
@@ -137,7 +137,7 @@ class ResponseRounds:
 
     def _begin(self) -> None:
         self._decoder = SseDecoder()
-        self._sorting = _Sorting(self._names)
+        self._sorting = _ItemVisibility(self._names)
         self._queue: deque[_Waiting] = deque()
         self._shown_indexes: dict[int, int] = {}
         self._dropped: set[int] = set()

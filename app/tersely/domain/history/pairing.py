@@ -40,12 +40,12 @@ class UnpairedMessages(Exception):
 Owners = dict[tuple[int, int], int]
 
 
-class _Matching(msgspec.Struct, frozen=True, kw_only=True):
+class _PairedCalls(msgspec.Struct, frozen=True, kw_only=True):
     owners: Owners
     duplicates: frozenset[tuple[int, int]]
 
 
-def _match(messages: Sequence[Message]) -> _Matching:
+def _match(messages: Sequence[Message]) -> _PairedCalls:
     """Pair each result with the nearest preceding call of its id; the first result wins."""
     latest: dict[str, int] = {}
     answered: set[tuple[int, str]] = set()
@@ -64,7 +64,7 @@ def _match(messages: Sequence[Message]) -> _Matching:
                 else:
                     answered.add((owner, part.call_id))
                     owners[index, position] = owner
-    return _Matching(owners=owners, duplicates=frozenset(duplicates))
+    return _PairedCalls(owners=owners, duplicates=frozenset(duplicates))
 
 
 def safe_cuts(messages: Sequence[Message]) -> tuple[bool, ...]:

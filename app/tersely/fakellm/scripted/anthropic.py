@@ -10,7 +10,7 @@ from tersely.fakellm.scripted.replies import (
     ModelRequest,
     ScriptedExchange,
     ScriptedReply,
-    Wire,
+    WireFormat,
     calls_of,
     dump,
     pieces,
@@ -150,7 +150,7 @@ def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
     return prompt_sizes(request, request.get("messages"), instructions="system")
 
 
-ANTHROPIC = Wire(
+ANTHROPIC = WireFormat(
     check=check,
     overflow=overflow,
     refuse=_refuse,

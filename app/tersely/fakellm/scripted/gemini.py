@@ -10,7 +10,7 @@ from typing import Any
 from tersely.fakellm.scripted.replies import (
     ModelRequest,
     ScriptedExchange,
-    Wire,
+    WireFormat,
     calls_of,
     dump,
     pieces,
@@ -130,7 +130,7 @@ def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
     return prompt_sizes(request, request.get("contents"), instructions="systemInstruction")
 
 
-GEMINI = Wire(
+GEMINI = WireFormat(
     check=check,
     overflow=overflow,
     refuse=_refuse,

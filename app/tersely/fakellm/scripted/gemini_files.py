@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from tersely.fakellm.scripted.replies import Received, dump
+from tersely.fakellm.scripted.replies import ReceivedRequest, dump
 
 _COMMANDS = frozenset({"upload", "finalize", "upload, finalize", "query"})
 
@@ -34,7 +34,7 @@ class Files:
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
 
-    def upload(self, received: Received, *, root: str, upload_id: str) -> web.Response:
+    def upload(self, received: ReceivedRequest, *, root: str, upload_id: str) -> web.Response:
         """Return the beginning of an upload (no ``upload_id``), or a piece of it. ``root``: scheme, host and port."""
         command = received.headers.get("X-Goog-Upload-Command", "")
         if not upload_id:
@@ -55,7 +55,7 @@ class Files:
         body = dump({"file": file.describe()})
         return web.Response(body=body, content_type="application/json", headers={"X-Goog-Upload-Status": "final"})
 
-    def _start(self, received: Received, root: str) -> web.Response:
+    def _start(self, received: ReceivedRequest, root: str) -> web.Response:
         upload_id = f"u{received.number}"
         self._files[upload_id] = _File(
             kind=received.headers.get("X-Goog-Upload-Header-Content-Type", ""),

@@ -10,7 +10,7 @@ from tersely.fakellm.scripted.replies import (
     ModelRequest,
     ScriptedExchange,
     ScriptedReply,
-    Wire,
+    WireFormat,
     dump,
     pieces,
     prompt_sizes,
@@ -146,7 +146,7 @@ def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
     return prompt_sizes(request, request.get("messages"))
 
 
-CHAT = Wire(
+CHAT = WireFormat(
     check=check,
     overflow=overflow,
     refuse=Refusal.body,

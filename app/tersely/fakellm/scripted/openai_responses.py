@@ -13,7 +13,7 @@ from tersely.fakellm.scripted.replies import (
     ModelRequest,
     ScriptedExchange,
     ScriptedReply,
-    Wire,
+    WireFormat,
     calls_of,
     dump,
     pieces,
@@ -167,7 +167,7 @@ def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
     return prompt_sizes(request, _items(request), instructions="instructions")
 
 
-RESPONSES = Wire(
+RESPONSES = WireFormat(
     check=check,
     overflow=overflow,
     refuse=Refusal.body,

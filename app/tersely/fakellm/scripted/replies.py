@@ -23,7 +23,7 @@ _CALL = re.compile(r'^[\s"]*call (?P<name>[\w.:-]+)', re.IGNORECASE | re.MULTILI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class ReceivedRequest:
     """A received request. ``number`` counts from 1; ``request`` is None when the body was no JSON object."""
 
     number: int
@@ -62,7 +62,7 @@ class ScriptedReply:
     crlf: bool = False
 
 
-Script = Callable[[Received], ScriptedReply | Awaitable[ScriptedReply | None] | None]
+Script = Callable[[ReceivedRequest], ScriptedReply | Awaitable[ScriptedReply | None] | None]
 """Decides about a request; None: answer as without a script."""
 
 
@@ -78,7 +78,7 @@ class Queues:
         """Add replies for ``key``; "*" is used for keys without replies."""
         self._queues.setdefault(key, deque()).extend(replies)
 
-    def __call__(self, received: Received) -> ScriptedReply | None:
+    def __call__(self, received: ReceivedRequest) -> ScriptedReply | None:
         """Return the next reply for the request's key."""
         request = received.request or {}
         for key in (received.headers.get("X-Script"), request.get("user"), request.get("model"), "*"):
@@ -103,7 +103,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class TokenCounts:
     """Tokens of a call; ``cached`` is part of ``input``."""
 
     input: int
@@ -119,7 +119,7 @@ class ScriptedExchange:
 
     request: dict[str, Any]
     reply: ScriptedReply
-    counted: Counted
+    counted: TokenCounts
     id: str
     model: str
 
@@ -136,7 +136,7 @@ class ScriptedExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class WireFormat:
     """A format: what is refused in it, what a request asks, how a reply is written.
 
     ``check_model`` is told the model's name, which may stand elsewhere than in the request.

@@ -34,12 +34,12 @@ from tersely.fakellm.scripted.openai_responses import RESPONSES
 from tersely.fakellm.scripted.replies import (
     CREATED,
     MODEL,
-    Counted,
-    Received,
+    ReceivedRequest,
     Script,
     ScriptedExchange,
     ScriptedReply,
-    Wire,
+    TokenCounts,
+    WireFormat,
     default_reply,
     digest,
     dump,
@@ -87,12 +87,12 @@ class ScriptedModel:
         self.unknown: Counter[tuple[str, str]] = Counter()
         self.first_delay = first_delay
         self.delay = delay
-        self.received: deque[Received] = deque(maxlen=keep)
+        self.received: deque[ReceivedRequest] = deque(maxlen=keep)
         self.calls = 0
         self.disconnects = 0
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
 
-    async def decide(self, received: Received, wire: Wire = CHAT, model: str = "") -> ScriptedReply:
+    async def decide(self, received: ReceivedRequest, wire: WireFormat = CHAT, model: str = "") -> ScriptedReply:
         """Return the reply to a request, refusals included. ``model``: as the address names it."""
         request = received.request
         if request is None:
@@ -115,7 +115,7 @@ class ScriptedModel:
         answer = default_reply(wire.read_request(request), received.number)
         return ScriptedReply(message=answer, first_delay=self.first_delay, delay=self.delay)
 
-    def _check(self, request: dict[str, Any], wire: Wire, model: str) -> Refusal | None:
+    def _check(self, request: dict[str, Any], wire: WireFormat, model: str) -> Refusal | None:
         while refusal := wire.check(request) or wire.check_model(request, model):
             unknown = refusal.unknown
             if unknown is None or not self.takes_unknown:
@@ -128,15 +128,15 @@ class ScriptedModel:
                 self.unknown[key] += 1
         return None
 
-    def whole(self, request: dict[str, Any], wire: Wire) -> dict[str, Any] | Refusal:
+    def whole(self, request: dict[str, Any], wire: WireFormat) -> dict[str, Any] | Refusal:
         """Return the request with the history that it names."""
         return self.kept.whole(request) if self.is_strict and wire is RESPONSES else request
 
-    def measure(self, request: dict[str, Any], reply: ScriptedReply, wire: Wire = CHAT) -> Counted:
+    def measure(self, request: dict[str, Any], reply: ScriptedReply, wire: WireFormat = CHAT) -> TokenCounts:
         """Return the tokens of a call; the request's messages are in the cache from now on."""
         items = list(wire.prompt(request))
         n = request.get("n") or 1
-        return Counted(
+        return TokenCounts(
             input=sum(map(len, items)) // 4,
             cached=self._look_up(items),
             output=n * max(1, len(dump(reply.message)) // 4),
@@ -312,11 +312,11 @@ async def run_scripted(
         await runner.cleanup()
 
 
-async def _receive(state: ScriptedModel, request: web.Request) -> Received:
+async def _receive(state: ScriptedModel, request: web.Request) -> ReceivedRequest:
     body = await request.read()
     parsed = parse_body(body) if body else None
     state.calls += 1
-    received = Received(
+    received = ReceivedRequest(
         number=state.calls,
         method=request.method,
         path=request.path_qs,
@@ -329,7 +329,7 @@ async def _receive(state: ScriptedModel, request: web.Request) -> Received:
 
 
 async def _answer(
-    state: ScriptedModel, http: web.Request, wire: Wire, *, model: str = "", streams: bool | None = None
+    state: ScriptedModel, http: web.Request, wire: WireFormat, *, model: str = "", streams: bool | None = None
 ) -> web.StreamResponse:
     received = await _receive(state, http)
     reply = await state.decide(received, wire, model)
@@ -361,7 +361,7 @@ async def _answer(
 
 
 async def _stream(
-    http: web.Request, exchange: ScriptedExchange, wire: Wire, headers: Mapping[str, str], *, is_array: bool
+    http: web.Request, exchange: ScriptedExchange, wire: WireFormat, headers: Mapping[str, str], *, is_array: bool
 ) -> web.StreamResponse:
     reply = exchange.reply
     events = wire.events(exchange)
@@ -388,7 +388,9 @@ def _as_array(events: list[bytes], newline: bytes) -> list[bytes]:
     return [b"[" + listed[0], *(b",\r\n" + each for each in listed[1:]), b"]"]
 
 
-async def _break_off(http: web.Request, response: web.StreamResponse, exchange: ScriptedExchange, wire: Wire) -> None:
+async def _break_off(
+    http: web.Request, response: web.StreamResponse, exchange: ScriptedExchange, wire: WireFormat
+) -> None:
     match exchange.reply.break_with:
         case "error":
             await response.write(wire.error(exchange))
@@ -399,7 +401,7 @@ async def _break_off(http: web.Request, response: web.StreamResponse, exchange: 
             await asyncio.Event().wait()
 
 
-def _refuse(wire: Wire, refusal: Refusal) -> ScriptedReply:
+def _refuse(wire: WireFormat, refusal: Refusal) -> ScriptedReply:
     return ScriptedReply(status=refusal.status, body=wire.refuse(refusal))
 
 

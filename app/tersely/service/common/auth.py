@@ -88,7 +88,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return method in ("GET", "HEAD") or path.rpartition("/")[2] in READING_POSTS
 
 
-class _Trusted(msgspec.Struct, frozen=True):
+class _TrustedKey(msgspec.Struct, frozen=True):
     """A key that was verified at ``since``, a monotonic time in seconds."""
 
     since: float
@@ -121,7 +121,7 @@ class Auth:
         self._required = required
         self._monotonic = monotonic
         self._clock = clock
-        self._trusted: OrderedDict[bytes, _Trusted] = OrderedDict()
+        self._trusted: OrderedDict[bytes, _TrustedKey] = OrderedDict()
         self._checked = -math.inf
         self._check: asyncio.Task[None] | None = None
 
@@ -146,7 +146,7 @@ class Auth:
         if self._is_local and not self._required:
             _check_local(read_credentials(headers))
 
-    async def _verify(self, key: str) -> _Trusted:
+    async def _verify(self, key: str) -> _TrustedKey:
         digest = sha256(key.encode()).digest()
         now = self._monotonic()
         if digest in self._trusted:
@@ -163,7 +163,7 @@ class Auth:
         if stored is None or not is_right or stored.revoked_at is not None:
             self._trusted.pop(digest, None)
             raise Unauthorized("no such Tersely key, or it was revoked")
-        trusted = self._trusted[digest] = _Trusted(
+        trusted = self._trusted[digest] = _TrustedKey(
             now, stored.tenant, stored.scope, stored.expires_at, stored.id, stored.client
         )
         if len(self._trusted) > MAX_TRUSTED:

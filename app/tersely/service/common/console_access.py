@@ -27,7 +27,7 @@ SIGNING_FILE = "console.key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class ConsoleVisitor:
     """A visitor of the console. Every change must carry ``token``; ``scope`` is that of the key."""
 
     tenant: str
@@ -53,7 +53,7 @@ class ConsoleAccess:
         self.required = required
         self._directory = directory
 
-    async def log_in(self, key: str, *, now: datetime, nonce: str) -> Visit:
+    async def log_in(self, key: str, *, now: datetime, nonce: str) -> ConsoleVisitor:
         """A new visit. Raises `Unauthorized`."""
         if not self.required:
             return self._visit(NO_KEY, DEFAULT_TENANT, self._own_secret, now + LIFETIME, nonce)
@@ -61,7 +61,7 @@ class ConsoleAccess:
         key_id = key_id_of(key.strip())
         return self._visit(key_id, caller.tenant, await self._secret(key_id), now + LIFETIME, nonce)
 
-    async def visit(self, cookie: str, *, now: datetime) -> Visit:
+    async def visit(self, cookie: str, *, now: datetime) -> ConsoleVisitor:
         """The visit of a cookie. Raises `Unauthorized`, `StoreUnavailable`."""
         parts = cookie.split(".")
         if len(parts) != 4 or not parts[1].isdecimal() or not parts[1].isascii():
@@ -90,7 +90,7 @@ class ConsoleAccess:
         """Raise `Forbidden` for a request without keys that another host's page may have sent."""
         self._auth.check_address(headers)
 
-    def check_token(self, visit: Visit, token: str) -> None:
+    def check_token(self, visit: ConsoleVisitor, token: str) -> None:
         """Raise `Forbidden` unless ``token`` is that of the visit."""
         if not hmac.compare_digest(visit.token.encode(), token.encode("utf-8", "replace")):
             raise Forbidden("the form is out of date: reload the page and try again")
@@ -119,9 +119,11 @@ class ConsoleAccess:
             draft.unlink(missing_ok=True)
         return _derived(path.read_bytes())
 
-    def _visit(self, key_id: str, tenant: str, secret: bytes, expires: datetime, nonce: str) -> Visit:
+    def _visit(self, key_id: str, tenant: str, secret: bytes, expires: datetime, nonce: str) -> ConsoleVisitor:
         signed = f"{key_id}.{int(expires.timestamp())}.{nonce}"
-        return Visit(tenant=tenant, cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}"))
+        return ConsoleVisitor(
+            tenant=tenant, cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}")
+        )
 
 
 class OperatorAccess:
@@ -135,7 +137,7 @@ class OperatorAccess:
         self.needs_key = admin_key is not None
         self.is_shut = admin_key is None and not is_open
 
-    def log_in(self, key: str, *, now: datetime, nonce: str) -> Visit:
+    def log_in(self, key: str, *, now: datetime, nonce: str) -> ConsoleVisitor:
         """A new visit. Raises `Unauthorized`."""
         if self._admin_key is None or not hmac.compare_digest(
             key.strip().encode("utf-8", "replace"), self._admin_key.encode()
@@ -143,7 +145,7 @@ class OperatorAccess:
             raise Unauthorized("that is not the admin key")
         return self._visit(now + LIFETIME, nonce)
 
-    def visit(self, cookie: str, *, now: datetime) -> Visit:
+    def visit(self, cookie: str, *, now: datetime) -> ConsoleVisitor:
         """The visit of a cookie. Raises `Unauthorized`."""
         parts = cookie.split(".")
         if len(parts) != 3 or not (parts[0].isascii() and parts[0].isdecimal()) or int(parts[0]) < now.timestamp():
@@ -153,10 +155,12 @@ class OperatorAccess:
             raise Unauthorized("log in with the admin key")
         return right
 
-    def _visit(self, expires: datetime, nonce: str) -> Visit:
+    def _visit(self, expires: datetime, nonce: str) -> ConsoleVisitor:
         secret = sha256(b"tersely operator " + (self._admin_key or "").encode()).digest()
         signed = f"{int(expires.timestamp())}.{nonce}"
-        return Visit(tenant="", cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}"))
+        return ConsoleVisitor(
+            tenant="", cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}")
+        )
 
 
 def _derived(secret: bytes) -> bytes:

@@ -384,10 +384,10 @@ TABLE: dict[str, MetricSpec] = {
 }
 
 
-class _Ignored:
+class _IgnoredMetric:
     """A metric that ignores everything."""
 
-    def labels(self, *_values: str) -> _Ignored:
+    def labels(self, *_values: str) -> _IgnoredMetric:
         return self
 
     def inc(self, _amount: float = 1) -> None: ...
@@ -507,7 +507,7 @@ class IgnoredMetrics(Metrics):
     """Metrics that ignore everything, for calls of no user, such as those of a replay."""
 
     def __init__(self) -> None:
-        ignored: Any = _Ignored()
+        ignored: Any = _IgnoredMetric()
         self.tally = Tally()
         for attribute in TABLE:
             setattr(self, attribute, ignored)

@@ -71,7 +71,7 @@ class MessageSource(NamedTuple):
     also: tuple[int, ...] = ()
 
 
-class Known(msgspec.Struct):
+class KnownSession(msgspec.Struct):
     """What this process knows to be stored of a session. ``stored``: sequence number -> digest of the stored bytes;
     ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number and digest
     of the bytes that were sent -> the patch that gives them.
@@ -92,19 +92,19 @@ class Known(msgspec.Struct):
 
 
 class KnownSessions:
-    """`Known` of the sessions seen last, within a budget. What is forgotten is stored again, which changes nothing."""
+    """`KnownSession` of the sessions seen last, within a budget. Forgotten content is stored again without effect."""
 
     def __init__(self, budget: int) -> None:
         """``budget`` in bytes of memory."""
         self._budget = budget
-        self._sessions: OrderedDict[tuple[str, str], tuple[Known, int]] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], tuple[KnownSession, int]] = OrderedDict()
         self._size = 0
 
-    def get(self, tenant: str, session_id: str, edits: int) -> Known:
+    def get(self, tenant: str, session_id: str, edits: int) -> KnownSession:
         """Return what is known; nothing after an edit of the session, which may have deleted literals."""
         known, _ = self._sessions.get((tenant, session_id), (None, 0))
         if known is None or known.edits != edits or len(known.stored) + len(known.literals) > MAX_KNOWN:
-            known = Known(edits)
+            known = KnownSession(edits)
         return known
 
     def learn(
@@ -160,7 +160,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     new: Mapping[int, bytes]
     digests: Mapping[int, bytes]
     patched: Mapping[tuple[int, bytes], SentMessage]
-    known: Known
+    known: KnownSession
 
 
 class BodyParts(NamedTuple):
@@ -192,7 +192,7 @@ def describe(
     *,
     sources: Sequence[MessageSource],
     new: Mapping[int, bytes],
-    known: Known,
+    known: KnownSession,
     layers: Sequence[LayerReport] = (),
     rounds: Sequence[int] = (),
     volatile: int = 0,
@@ -221,7 +221,7 @@ def describe_added(
     added: Sequence[tuple[bytes, MessageSource]],
     *,
     new: Mapping[int, bytes],
-    known: Known,
+    known: KnownSession,
     layers: Sequence[LayerReport] = (),
     instructions: bytes = b"",
     volatile: int = 0,
@@ -244,7 +244,7 @@ def _describe(
     instructions: bytes,
     *,
     new: Mapping[int, bytes],
-    known: Known,
+    known: KnownSession,
     layers: Sequence[LayerReport],
     rounds: Sequence[int],
     volatile: int,
@@ -304,7 +304,7 @@ def _element(
     raw: bytes,
     source: MessageSource | None,
     new: Mapping[int, bytes],
-    known: Known,
+    known: KnownSession,
     literal: Callable[[bytes], bytes],
     patched: dict[tuple[int, bytes], SentMessage],
 ) -> SentMessage:
@@ -333,7 +333,7 @@ def _element(
     return SentMessage(seq, shows, literal(raw), layer=layer)
 
 
-def _same_as_stored(source: MessageSource, known: Known) -> bytes | None:
+def _same_as_stored(source: MessageSource, known: KnownSession) -> bytes | None:
     """The bytes that the client sent, where they are the stored ones."""
     return source.raw if known.stored.get(source.seq) == digest_of(source.raw) else None
 

@@ -10,7 +10,18 @@ from datetime import datetime
 
 import msgspec
 
-from tersely.domain.limits import LEASE, NOTHING, Grant, LimitName, Limits, Portion, Use, UseRequest, plus, retry_after
+from tersely.domain.limits import (
+    LEASE,
+    NOTHING,
+    Grant,
+    LimitName,
+    Limits,
+    Portion,
+    TotalUse,
+    UseRequest,
+    plus,
+    retry_after,
+)
 from tersely.store.ops.limits import LimitHolder
 
 # The maximum share of a limit that a worker reserves in advance.
@@ -28,7 +39,7 @@ BYTES_PER_TOKEN = 4
 LEAST_MONEY = 1e-6
 
 
-class Need(msgspec.Struct, frozen=True, kw_only=True):
+class RequestNeed(msgspec.Struct, frozen=True, kw_only=True):
     """What a request needs: a slot for a concurrent call, tokens and money, and room for its stored bytes.
 
     ``size`` of its body in bytes.
@@ -48,7 +59,7 @@ class Account(msgspec.Struct, eq=False):
     holder: str
     monotonic: Callable[[], float]
     clock: Callable[[], datetime]
-    use: Use = msgspec.field(default_factory=Use)
+    use: TotalUse = msgspec.field(default_factory=TotalUse)
     requests: float = 0
     tokens: float = 0.0
     money: float = 0.0
@@ -72,7 +83,7 @@ class Account(msgspec.Struct, eq=False):
 
     # A request
 
-    def lacks(self, need: Need) -> list[LimitName]:
+    def lacks(self, need: RequestNeed) -> list[LimitName]:
         """Return the limits of which this worker does not hold enough for a request."""
         self._begin_period()
         limits = self.limits
@@ -95,7 +106,7 @@ class Account(msgspec.Struct, eq=False):
         """Return whether the limit was found used up a moment ago."""
         return name == "stored_bytes" or self.paused.get(name, 0.0) > self.monotonic()
 
-    def take(self, need: Need) -> AccountReservation:
+    def take(self, need: RequestNeed) -> AccountReservation:
         """Reserve the amounts for a request. The caller has checked that no limit lacks any."""
         self.used_at = self.monotonic()
         self.recent += 1
@@ -123,7 +134,7 @@ class Account(msgspec.Struct, eq=False):
         """Return the seconds that a refused client should wait."""
         return retry_after(name, self.use, self.limits, self.clock())
 
-    def _call_tokens(self, need: Need) -> float:
+    def _call_tokens(self, need: RequestNeed) -> float:
         limit = self.limits.tokens_per_day or 0
         if self.mean_tokens is None:
             return min(need.size / BYTES_PER_TOKEN, FIRST * limit)

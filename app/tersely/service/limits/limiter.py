@@ -18,7 +18,7 @@ from typing import Any
 from tersely.domain.errors import LimitExceeded, StoreUnavailable
 from tersely.domain.limits import LimitName, Limits, grant
 from tersely.service.common.metrics import Metrics
-from tersely.service.limits.accounts import Account, AccountReservation, Need
+from tersely.service.limits.accounts import Account, AccountReservation, RequestNeed
 from tersely.store.db.connection import Database
 from tersely.store.ops import limits
 from tersely.store.ops.limits import LimitHolder
@@ -85,7 +85,7 @@ class Limiter:
 
     # A request
 
-    async def admit(self, tenant: str, key_id: str, need: Need) -> list[AccountReservation]:
+    async def admit(self, tenant: str, key_id: str, need: RequestNeed) -> list[AccountReservation]:
         """Reserve the amounts for a request within the limits of its tenant and key. Raises `LimitExceeded`."""
         accounts = self._accounts_of(tenant, key_id)
         if not accounts:

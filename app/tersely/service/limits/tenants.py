@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tersely.domain.errors import Conflict, InvalidRequest, NotFound
-from tersely.domain.limits import LimitName, Limits, Use
+from tersely.domain.limits import LimitName, Limits, TotalUse
 from tersely.service.common.auth import DEFAULT_TENANT, new_key
 from tersely.service.limits.limiter import Limiter
 from tersely.store.db.connection import TENANT, Database
@@ -21,7 +21,7 @@ LIMITS_OF_KEYS: tuple[LimitName, ...] = ("requests_per_minute", "concurrent", "t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class ReportedUse:
     """What has been used: in the last minute, now, today and this month (UTC). Bytes: None until they are measured."""
 
     requests_per_minute: int
@@ -37,7 +37,7 @@ class LimitedKey:
 
     key: ApiKey
     limits: Limits
-    used: Used
+    used: ReportedUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class LimitedTenant:
     retention_days: int | None
     limits: Limits
     effective: Limits
-    used: Used
+    used: ReportedUse
     keys: list[LimitedKey] = field(default_factory=list)
 
 
@@ -195,9 +195,9 @@ class Tenants:
         return found
 
 
-def _used(use: Use | None, now: datetime) -> Used:
-    current = (use or Use()).at(now)
-    return Used(
+def _used(use: TotalUse | None, now: datetime) -> ReportedUse:
+    current = (use or TotalUse()).at(now)
+    return ReportedUse(
         requests_per_minute=current.requests,
         concurrent=current.slots,
         tokens_per_day=round(current.tokens),

@@ -79,7 +79,7 @@ class _Waiting(msgspec.Struct, eq=False):
         return self.failures >= MOST_FAILURES
 
 
-class _Unwritten(msgspec.Struct, eq=False):
+class _QueuedExchange(msgspec.Struct, eq=False):
     """An exchange on its way into the file."""
 
     payload: bytes
@@ -116,7 +116,7 @@ class ExchangeKeeper:
         self._queue: deque[_Waiting] = deque()
         self._keys: Counter[Key] = Counter()
         self._damaged: set[SpoolFile] = set()
-        self._unwritten: list[_Unwritten] = []
+        self._unwritten: list[_QueuedExchange] = []
         self._file_lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._replayed = asyncio.Event()
@@ -204,7 +204,7 @@ class ExchangeKeeper:
         """Return when the exchange is on disk. Raises `StoreUnavailable` if the spool does not take it."""
         payload = await run_in_thread_if_large(sum(map(len, exchange.raws)), encode, exchange)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unwritten.append(_Unwritten(payload, exchange, pending, done))
+        self._unwritten.append(_QueuedExchange(payload, exchange, pending, done))
         if len(self._unwritten) == 1:
             self._start(asyncio.get_running_loop().create_task(self._write_file()))
         await asyncio.shield(done)

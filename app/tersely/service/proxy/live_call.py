@@ -16,7 +16,7 @@ from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.text.tags import TagKinds
 from tersely.service.context.sent_contexts import Description
 from tersely.service.proxy.calls import Call, ContextLabels
-from tersely.service.proxy.live_sessions import Added, LiveSession, Sums
+from tersely.service.proxy.live_sessions import AddedMessages, LiveSession, Sums
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.store.commit.records import RequestWrite
@@ -67,7 +67,7 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     window: int | None
     is_verbatim: bool
     body: bytes
-    elements: Added
+    elements: AddedMessages
     shown_tags: TagKinds
     labels: ContextLabels
     write: RequestWrite

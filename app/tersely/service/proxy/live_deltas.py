@@ -14,7 +14,7 @@ from tersely.domain.history.history import Entry
 from tersely.domain.history.reconciliation import Reconciliation, append_messages
 from tersely.service.context.building import build
 from tersely.service.context.entries import new_entry, stored_entries
-from tersely.service.proxy.live_sessions import Deltas, LiveSession
+from tersely.service.proxy.live_sessions import DeltaSession, LiveSession
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
@@ -25,12 +25,12 @@ from tersely.store.history.messages import StoredMessage
 MOST_ROWS = 2_000
 
 
-def first_deltas(prepared: PreparedCall, write: ReplyWrite) -> Deltas:
+def first_deltas(prepared: PreparedCall, write: ReplyWrite) -> DeltaSession:
     """Return what the next call of a session needs after a call of the full path that brought only new messages."""
     (reply,) = write.replies
     digests = {row.row.digest for row in prepared.match.rows}
     digests.update(each.digest for each in prepared.history.identities)
-    return Deltas(prepared.loaded.instructions, reply.raw, digests)
+    return DeltaSession(prepared.loaded.instructions, reply.raw, digests)
 
 
 def shows_delta(prepared: PreparedCall) -> bool:
@@ -45,11 +45,11 @@ def shows_delta(prepared: PreparedCall) -> bool:
     return all(shown.get(each.seq) is message and not message.injected for message, each in pairs)
 
 
-def next_deltas(deltas: Deltas, history: IncomingHistory, write: ReplyWrite) -> Deltas:
+def next_deltas(deltas: DeltaSession, history: IncomingHistory, write: ReplyWrite) -> DeltaSession:
     """Return the same after a live call."""
     (reply,) = write.replies
     deltas.digests.update(each.digest for each in history.identities)
-    return Deltas(deltas.instructions, reply.raw, deltas.digests)
+    return DeltaSession(deltas.instructions, reply.raw, deltas.digests)
 
 
 def append_delta(live: LiveSession, history: IncomingHistory) -> Reconciliation:
@@ -66,7 +66,7 @@ def append_delta(live: LiveSession, history: IncomingHistory) -> Reconciliation:
 
 def entries_of_delta(
     live: LiveSession,
-    deltas: Deltas,
+    deltas: DeltaSession,
     history: IncomingHistory,
     decision: Reconciliation,
     dialect: Dialect,
@@ -105,7 +105,7 @@ def build_whole(prepared: PreparedCall) -> PreparedCall:
     return replace(prepared, built=built, added=None, expand=None)
 
 
-def _stored_reply(live: LiveSession, deltas: Deltas) -> StoredMessage:
+def _stored_reply(live: LiveSession, deltas: DeltaSession) -> StoredMessage:
     reply = live.reply
     row = reply.row
     return StoredMessage(

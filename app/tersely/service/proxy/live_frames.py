@@ -25,7 +25,7 @@ MAX_VOLATILE = 8
 MAX_SHAPES = 2
 
 
-class Written(msgspec.Struct, frozen=True, gc=False):
+class WrittenBody(msgspec.Struct, frozen=True, gc=False):
     """A body, the elements of its message list that were written for this call, and its instructions beside them."""
 
     body: bytes
@@ -40,7 +40,7 @@ _AT_END = re.compile(rb'"cache_control":(\{[^{}]*\})\}\]\}')
 _Shape = tuple[tuple[bytes, bytes], ...]
 
 
-class _Around(msgspec.Struct, frozen=True, gc=False):
+class _BodyEnds(msgspec.Struct, frozen=True, gc=False):
     """What is written in front of the messages that stay as they are, and behind the newest ones."""
 
     before: bytes
@@ -65,9 +65,9 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     placeholder: bytes
     instructions: str | None
     has_breakpoints: bool
-    around: dict[_Shape, _Around] = msgspec.field(default_factory=dict)
+    around: dict[_Shape, _BodyEnds] = msgspec.field(default_factory=dict)
 
-    def write(self, dialect: Dialect, tail: Sequence[bytes]) -> Written | None:
+    def write(self, dialect: Dialect, tail: Sequence[bytes]) -> WrittenBody | None:
         """Return the body with the messages ``tail`` behind those that are known; None where they are not written one
         by one.
         """
@@ -75,7 +75,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         known = None if shape is None else self.around.get(shape)
         if known is not None:
             body = b"".join((known.before, self.middle, b",", b",".join(tail), known.after))
-            return Written(body, list(tail), known.instructions)
+            return WrittenBody(body, list(tail), known.instructions)
         messages = [*self.front, self.placeholder, *tail]
         ends = {self.frozen, len(messages)} if self.has_breakpoints else set()
         try:
@@ -100,8 +100,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         if shape is not None and is_marked and written == list(tail) and after.startswith(added):
             if len(self.around) >= MAX_SHAPES:
                 self.around.clear()
-            self.around[shape] = _Around(before, after[len(added) :], instructions)
-        return Written(b"".join((before, self.middle, after)), written, instructions)
+            self.around[shape] = _BodyEnds(before, after[len(added) :], instructions)
+        return WrittenBody(b"".join((before, self.middle, after)), written, instructions)
 
     @property
     def size(self) -> int:

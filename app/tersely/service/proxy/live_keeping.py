@@ -27,7 +27,7 @@ from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_deltas import first_deltas, next_deltas, shows_delta
 from tersely.service.proxy.live_frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_preparing import TAIL
-from tersely.service.proxy.live_sessions import Deltas, LiveSession, Sums, Volatile, size_of, steady
+from tersely.service.proxy.live_sessions import DeltaSession, LiveSession, Sums, VolatileMessage, size_of, steady
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, StoredReply, session_after
@@ -176,7 +176,7 @@ class LiveKeeper:
         session: Session,
         rows: list[TailRow],
         counts: dict[int, int],
-        deltas: Deltas | None,
+        deltas: DeltaSession | None,
     ) -> LiveSession | None:
         reply, config, request = rows[-1], prepared.config, prepared.request
         shown = _read_shown(prepared, session, reply, counts, is_delta=deltas is not None)
@@ -238,7 +238,9 @@ class LiveKeeper:
             history_owner=prepared.history_owner,
         )
 
-    def _bodies(self, call: Call, prepared: PreparedCall, epoch: Epoch, volatile: Sequence[Volatile]) -> _Bodies | None:
+    def _bodies(
+        self, call: Call, prepared: PreparedCall, epoch: Epoch, volatile: Sequence[VolatileMessage]
+    ) -> _Bodies | None:
         """Find where the next call continues both bodies; None where they do not end with the newest message."""
         newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
         place = find_array(call.body, self._history.name)
@@ -259,7 +261,12 @@ class LiveKeeper:
         return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
 
     def _frame(
-        self, call: Call, prepared: PreparedCall, epoch: Epoch, place: tuple[int, int], volatile: Sequence[Volatile]
+        self,
+        call: Call,
+        prepared: PreparedCall,
+        epoch: Epoch,
+        place: tuple[int, int],
+        volatile: Sequence[VolatileMessage],
     ) -> Frame | None:
         """What stays of the body that went upstream; None where that is not written message by message."""
         sources = prepared.sources or ()
@@ -286,7 +293,7 @@ class LiveKeeper:
         return frame if written is not None and written.body == prepared.body else None
 
 
-class _Shown(msgspec.Struct, frozen=True, kw_only=True):
+class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a call of the full path showed its model, as the next call goes on from it. ``snapshot`` has the messages
     with the tokens that are stored; ``layers`` are those of the report before the tail.
     """
@@ -300,7 +307,7 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 def _read_shown(
     prepared: PreparedCall, session: Session, reply: TailRow, counts: Mapping[int, int], *, is_delta: bool
-) -> _Shown | None:
+) -> _ShownContext | None:
     """Return what a call showed; None where the next call does not simply append to it."""
     built, config = prepared.built, prepared.config
     if built is None or not _is_plain_call(prepared):
@@ -343,7 +350,7 @@ def _read_shown(
         calls=session.calls,
         last_call_at=session.last_call_at,
     )
-    return _Shown(
+    return _ShownContext(
         epoch=epoch,
         snapshot=snapshot,
         sums=_sums(epoch, kept, tail, around_blocks),
@@ -383,7 +390,7 @@ def _is_in_head(source: MessageSource, epoch: Epoch) -> bool:
     return source.shows == ADDED or source.layer == INSTRUCTIONS or source.seq < epoch.cut
 
 
-def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[Volatile, ...] | None:
+def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[VolatileMessage, ...] | None:
     """The last messages of a request whose breakpoints the next one may move; None where that cannot be followed."""
     history = prepared.history
     count = count_volatile(prepared.own_messages, prepared.write.dialect)
@@ -395,7 +402,7 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[Volatile, 
     if [each.seq for each in placed] != [entry.seq for entry in tail[len(tail) - count :]]:
         return None
     incoming = zip(history.messages[first:], history.identities[first:], strict=True)
-    return tuple(Volatile(message.raw, each.digest) for message, each in incoming)
+    return tuple(VolatileMessage(message.raw, each.digest) for message, each in incoming)
 
 
 def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blocks: int) -> Sums:

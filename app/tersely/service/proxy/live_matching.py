@@ -20,7 +20,7 @@ from tersely.service.common.offload import LONG, run_in_thread_if_large
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.live_call import Continuation, Miss
-from tersely.service.proxy.live_sessions import Deltas, LiveSession, LiveSessions, steady
+from tersely.service.proxy.live_sessions import DeltaSession, LiveSession, LiveSessions, steady
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
@@ -129,7 +129,7 @@ class LiveMatcher:
         return Continuation(live=live, raws=brought, revised=revised, history=history, headers=headers)
 
     def _continue_with_delta(
-        self, call: Call, live: LiveSession, deltas: Deltas, raws: Sequence[bytes] | None, headers: Headers
+        self, call: Call, live: LiveSession, deltas: DeltaSession, raws: Sequence[bytes] | None, headers: Headers
     ) -> Continuation | Miss:
         try:
             messages = tuple(self._history.read(raws or ()))

@@ -34,7 +34,7 @@ from tersely.service.proxy.live_call import Continuation, LiveCall, Miss, tokens
 from tersely.service.proxy.live_deltas import append_delta, build_whole, entries_of_delta, match_of_delta
 from tersely.service.proxy.live_frames import count_volatile
 from tersely.service.proxy.live_matching import hit_of
-from tersely.service.proxy.live_sessions import Added, LiveSession, Sums, Volatile
+from tersely.service.proxy.live_sessions import AddedMessages, LiveSession, Sums, VolatileMessage
 from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
@@ -138,7 +138,7 @@ class LivePreparer:
         window = usable_window(request.model, request.max_tokens)
         return None if window is None else int(window / self._calibrations.ratio(request.model))
 
-    def _compose(self, call: Call, found: Continuation, entries: Sequence[Entry]) -> tuple[bytes, Added] | None:
+    def _compose(self, call: Call, found: Continuation, entries: Sequence[Entry]) -> tuple[bytes, AddedMessages] | None:
         """Return the body for the upstream and the elements that the last body lacks.
 
         None if the dialect does not write its messages one by one.
@@ -153,30 +153,32 @@ class LivePreparer:
             ]
             rendered = b",".join([source.raw for source in sources])
             body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
-            return body, Added([(source.raw, source) for source in sources], live.instructions)
+            return body, AddedMessages([(source.raw, source) for source in sources], live.instructions)
         count = count_volatile(found.raws, self._dialect.name)
         if count is None or count >= len(found.raws):
             return None
-        volatile: tuple[Volatile, ...] = ()
+        volatile: tuple[VolatileMessage, ...] = ()
         if count:
             digests = [each.digest for each in live.volatile]
             if live.deltas is not None:
                 digests.append(live.reply.row.digest)
             digests += [each.digest for each in found.history.identities]
             first = len(found.raws) - count
-            volatile = tuple(map(Volatile, found.raws[first:], digests[first:]))
+            volatile = tuple(map(VolatileMessage, found.raws[first:], digests[first:]))
         if live.frame is None:
             pairs = [
                 (element, MessageSource(element, entry.seq))
                 for entry in entries
                 for element in self._elements(entry.message.raw)
             ]
-            return call.body, Added(pairs, live.instructions, volatile)
+            return call.body, AddedMessages(pairs, live.instructions, volatile)
         sources = [MessageSource(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
         written = live.frame.write(self._dialect, [source.raw for source in sources])
         if written is None or len(sources) != len(entries):
             return None
-        return written.body, Added(list(zip(written.elements, sources, strict=True)), written.instructions, volatile)
+        return written.body, AddedMessages(
+            list(zip(written.elements, sources, strict=True)), written.instructions, volatile
+        )
 
     def _write(self, call: Call, found: Continuation, decision: Reconciliation, now: datetime) -> RequestWrite:
         messages, live = found.history.messages, found.live

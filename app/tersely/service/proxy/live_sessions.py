@@ -67,24 +67,24 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
         return Sums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, widest)
 
 
-class Volatile(msgspec.Struct, frozen=True, gc=False):
+class VolatileMessage(msgspec.Struct, frozen=True, gc=False):
     """A message as the client sent it last, and its identity."""
 
     raw: bytes
     digest: bytes
 
 
-class Added(msgspec.Struct, frozen=True):
+class AddedMessages(msgspec.Struct, frozen=True):
     """The elements that a live call adds to the message list of its body, with their sources. ``instructions``: those
     beside the list. ``volatile`` are the last messages of the request: their elements may be others at the next call.
     """
 
     elements: Sequence[tuple[bytes, MessageSource]]
     instructions: bytes = b""
-    volatile: tuple[Volatile, ...] = ()
+    volatile: tuple[VolatileMessage, ...] = ()
 
 
-class Deltas(msgspec.Struct, frozen=True, gc=False):
+class DeltaSession(msgspec.Struct, frozen=True, gc=False):
     """What is known of a session whose calls bring only their new messages.
 
     ``instructions`` are the stored ones that its calls do not bring, ``reply`` is the last reply as its client saw it.
@@ -134,7 +134,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     sent: bytes | None
     sent_end: int
     sent_suffix: bytes
-    volatile: tuple[Volatile, ...]
+    volatile: tuple[VolatileMessage, ...]
     frame: Frame | None
     instructions: bytes
     request: Request
@@ -156,7 +156,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     elements: Elements
     rows: list[TailRow]
     row_count: int
-    deltas: Deltas | None
+    deltas: DeltaSession | None
     history_owner: HistoryOwner
 
     @property
@@ -195,7 +195,7 @@ def size_of(entries: Iterable[Entry]) -> int:
     return sum(ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries)
 
 
-class _Held(msgspec.Struct):
+class _CachedSession(msgspec.Struct):
     session: LiveSession
     size: int
 
@@ -207,7 +207,7 @@ class LiveSessions:
         """``budget`` in bytes; 0: nothing is kept."""
         self._budget = budget
         self._bytes = 0
-        self._sessions: OrderedDict[tuple[str, str], _Held] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], _CachedSession] = OrderedDict()
         self._by_chain: defaultdict[tuple[str, bytes], int] = defaultdict(int)
         self._by_prefix: defaultdict[tuple[str, int, bytes], list[LiveSession]] = defaultdict(list)
 
@@ -251,7 +251,7 @@ class LiveSessions:
         size = live.size
         if size > self._budget // LARGEST_PART:
             return
-        self._sessions[live.tenant, live.session_id] = _Held(live, size)
+        self._sessions[live.tenant, live.session_id] = _CachedSession(live, size)
         if not live.is_named:
             self._by_prefix[_key_of(live)].append(live)
         self._by_chain[live.tenant, live.chain] += 1

@@ -105,7 +105,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
     known_contexts: int = 32 * 1024 * 1024
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
+class SharedServices(msgspec.Struct, frozen=True, kw_only=True):
     """What the proxies of all dialects share. ``monotonic`` in seconds; ``chat`` is set if chat commands are on,
     ``shadows`` if calls may be judged for a strategy that is tried out.
     """
@@ -131,7 +131,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 class Proxy:
     """Proxied calls of one dialect to one upstream."""
 
-    def __init__(self, dialect: Dialect, upstream: Upstream, shared: Shared, config: ProxyConfig) -> None:
+    def __init__(self, dialect: Dialect, upstream: Upstream, shared: SharedServices, config: ProxyConfig) -> None:
         self._dialect = dialect
         self._config = config
         self._shared = shared

@@ -20,7 +20,7 @@ from tersely.service.context.history import History
 from tersely.service.context.sent_contexts import Description, MessageSource
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.history_by_reference import ResolvedHistory
-from tersely.service.proxy.live_sessions import Added, LiveSession
+from tersely.service.proxy.live_sessions import AddedMessages, LiveSession
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
 from tersely.store.commit.records import HistoryOwner, Outcome, RequestWrite, result_of
@@ -125,7 +125,7 @@ class PreparedCall(MatchedCall, frozen=True, kw_only=True):
     earlier_bodies: tuple[bytes, ...] = ()
     record: RequestRecord | None = None
     live: LiveSession | None = None
-    added: Added | None = None
+    added: AddedMessages | None = None
     expand: Callable[[PreparedCall], PreparedCall] | None = None
 
     @property

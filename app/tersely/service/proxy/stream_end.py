@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from typing_extensions import override
 
-from tersely.dialects.dialect import Streaming
+from tersely.dialects.dialect import StreamEvents
 from tersely.upstream.client import UpstreamReply
 
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
@@ -35,7 +35,7 @@ async def iter_until_terminal_event(reply: UpstreamReply, end: StreamEnd, heartb
         yield rest
 
 
-def terminal_detector(streaming: Streaming) -> StreamEnd:
+def terminal_detector(streaming: StreamEvents) -> StreamEnd:
     """Return the detector for the streams of a dialect."""
     return FinishedEnd(streaming) if streaming.finish_key else StreamEnd(streaming)
 
@@ -49,7 +49,7 @@ class StreamEnd:
 
     __slots__ = ("_is_marked", "_streaming", "_tail", "held", "is_seen")
 
-    def __init__(self, streaming: Streaming) -> None:
+    def __init__(self, streaming: StreamEvents) -> None:
         self.held = b""
         self.is_seen = False
         self._is_marked = False

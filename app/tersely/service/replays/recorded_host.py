@@ -10,13 +10,13 @@ from tersely.fakellm.scripted.anthropic import ANTHROPIC
 from tersely.fakellm.scripted.gemini import GCA, GEMINI
 from tersely.fakellm.scripted.openai_chat import CHAT
 from tersely.fakellm.scripted.openai_responses import RESPONSES
-from tersely.fakellm.scripted.replies import ScriptedExchange, ScriptedReply, Wire, default_reply, digest
+from tersely.fakellm.scripted.replies import ScriptedExchange, ScriptedReply, WireFormat, default_reply, digest
 from tersely.fakellm.scripted.server import ScriptedModel
 from tersely.fakellm.strict.openai_chat import parse_body
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.transcripts.conversations import RecordedCall
 
-WIRES: Mapping[DialectName, Wire] = {
+WIRES: Mapping[DialectName, WireFormat] = {
     "openai_chat": CHAT,
     "openai_responses": RESPONSES,
     "anthropic": ANTHROPIC,

@@ -67,7 +67,7 @@ LIMIT = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class SearchLimits:
     """The limits of an answer. Matches beyond ``matches`` are left out, oldest first, and the answer says so."""
 
     matches: int = 200
@@ -109,18 +109,23 @@ class Searcher:
     """Lookups in stored sessions."""
 
     def __init__(
-        self, database: Database, metrics: Metrics, embedder: Embedder | None = None, *, bounds: Bounds | None = None
+        self,
+        database: Database,
+        metrics: Metrics,
+        embedder: Embedder | None = None,
+        *,
+        bounds: SearchLimits | None = None,
     ) -> None:
         """With an ``embedder``, what is relevant is found by meaning too."""
         self._database = database
         self._embedder = embedder
         self._metrics = metrics
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or SearchLimits()
         self._indexes = TermIndexes(database)
         # If several searches of a session start at once, the first one makes the pages and the others wait for it.
         self._building: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    def within(self, bounds: Bounds) -> Searcher:
+    def within(self, bounds: SearchLimits) -> Searcher:
         """Return the same searches, with other bounds of what an answer may hold."""
         other = copy(self)
         other._bounds = bounds  # noqa: SLF001 it is one of us

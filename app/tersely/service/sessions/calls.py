@@ -110,7 +110,7 @@ class ContextWindow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rebuilt:
+class _RebuiltContext:
     """What a call sent: its elements, the bytes of each (None: they cannot be had, ``reason`` says why)."""
 
     dialect: str = ""
@@ -277,7 +277,7 @@ async def _kept_earlier(
         with suppress(msgspec.DecodeError):
             elements, found = await _elements(connection, tenant, session_id, sent) or ((), {})
             instructions = found.get(sent.instructions)
-    rebuilt = _Rebuilt(elements=elements, instructions=instructions)
+    rebuilt = _RebuiltContext(elements=elements, instructions=instructions)
     order = _Order(elements, [stored.seq for stored in known])
     epoch = await _epoch_of(connection, tenant, row)
     beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, known)
@@ -289,7 +289,7 @@ async def _sent_beside(
     connection: Connection,
     tenant: str,
     session_id: str,
-    rebuilt: _Rebuilt,
+    rebuilt: _RebuiltContext,
     order: _Order,
     rows: Sequence[MessageRow],
 ) -> set[int]:
@@ -342,18 +342,18 @@ async def _elements(
     return [each for block in sent.blocks for each in unpack(found[block])] + unpack(sent.rest), found
 
 
-async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuilt:
+async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _RebuiltContext:
     """Rebuild what a call sent, from what is stored."""
     sent = decode(row.sent) if row.sent is not None else None
     if sent is None:
-        return _Rebuilt(reason=NOT_KEPT)
+        return _RebuiltContext(reason=NOT_KEPT)
     session_id = row.session_id
     try:
         read = await _elements(connection, tenant, session_id, sent)
     except msgspec.DecodeError:
-        return _Rebuilt(dialect=sent.dialect, reason=ALTERED, rounds=sent.rounds)
+        return _RebuiltContext(dialect=sent.dialect, reason=ALTERED, rounds=sent.rounds)
     if read is None:
-        return _Rebuilt(dialect=sent.dialect, reason=DELETED, rounds=sent.rounds)
+        return _RebuiltContext(dialect=sent.dialect, reason=DELETED, rounds=sent.rounds)
     elements, found = read
     found |= await sent_contexts.literals(
         connection, tenant, session_id, (each.literal for each in elements if each.literal)
@@ -367,7 +367,7 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
         reason = DELETED
     elif checksum(whole) != sent.checksum or len(whole) != sent.count:
         reason = ALTERED
-    return _Rebuilt(
+    return _RebuiltContext(
         dialect=sent.dialect,
         elements=elements,
         instructions=found.get(sent.instructions) if sent.instructions and reason is None else None,
@@ -424,7 +424,7 @@ def _lines(
     order: _Order,
     keys: Sequence[int],
     rows: Sequence[MessageRow],
-    rebuilt: _Rebuilt,
+    rebuilt: _RebuiltContext,
     row: CallRow,
     epoch: Epoch | None,
     beside: Collection[int],

@@ -92,7 +92,7 @@ class _RolledBack(Exception):
     """Ends a transaction without what it changed."""
 
 
-class _Within(ConnectionSource):
+class _TransactionSource(ConnectionSource):
     """Reads within one transaction, and so what it has changed."""
 
     def __init__(self, connection: Connection) -> None:
@@ -136,7 +136,7 @@ class Previews:
         with suppress(_RolledBack):
             async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 await change(connection)
-                found.append(await self._build(_Within(connection), tenant, session_id, PreviewRequest()))
+                found.append(await self._build(_TransactionSource(connection), tenant, session_id, PreviewRequest()))
                 raise _RolledBack
         return found[0]
 

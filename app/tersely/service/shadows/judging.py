@@ -31,7 +31,7 @@ MOST_LISTED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedCall:
     """The figures of a call, and the list of the messages of its context."""
 
     call: ShadowCall
@@ -47,7 +47,7 @@ def judge(
     price: ModelPrice | None,
     before: bytes,
     now: datetime,
-) -> Judged:
+) -> JudgedCall:
     """Judge the context of call ``number``. ``before`` lists the last context, ``report`` tells what was sent."""
     context = built.context
     sent = _list(built)
@@ -55,7 +55,7 @@ def judge(
     full_cached = _repeated_tokens(call)
     costs = _costs(price, report, tokens=context.report.tokens_after, cached=cached, full_cached=full_cached)
     losses, edits, full_edits = _uses(call, context.messages)
-    return Judged(
+    return JudgedCall(
         call=ShadowCall(
             number=number,
             strategy=strategy_name(call.config.strategy),
@@ -140,7 +140,7 @@ def _uses(call: AnsweredCall, context: Sequence[ContextMessage]) -> tuple[Losses
         return Losses(), Edits(), Edits()
     shown_whole = {each.seq for each in context if isinstance(each, Entry) and not each.is_shortened}
     gone = [entry for entry in call.entries if entry.seq not in shown_whole]
-    names = _Names(shown=b"\n".join(map(_shown_bytes, context)), gone=_raws(gone), body=call.body)
+    names = _SearchedTexts(shown=b"\n".join(map(_shown_bytes, context)), gone=_raws(gone), body=call.body)
     losses = Losses()
     for each in calls:
         losses += references(each.arguments, names.is_known).losses(names.is_shown)
@@ -155,7 +155,7 @@ def _uses(call: AnsweredCall, context: Sequence[ContextMessage]) -> tuple[Losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
+class _SearchedTexts:
     """Where names stand: in what the context ``shown``, in the messages that it lacks, in the request's ``body``."""
 
     shown: bytes

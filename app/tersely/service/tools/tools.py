@@ -20,7 +20,7 @@ from tersely.domain.search.excerpts import parse_lookup
 from tersely.domain.tools.arguments import as_object, read_arguments
 from tersely.domain.tools.catalog import ARTIFACT_CHARS, OFFERED_BY_DEFAULT, TOOLS, Tool
 from tersely.service.memos.memos import Memos
-from tersely.service.search.session_search import Bounds, Searcher
+from tersely.service.search.session_search import Searcher, SearchLimits
 from tersely.service.sessions.artifacts import Artifacts
 from tersely.service.sessions.notes import Notes
 from tersely.service.summaries.daily_memory import DailyMemory, read_day
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 MAX_RESULT = 48_000
 """Characters of an answer, without the line that says how much was cut off."""
-BOUNDS = Bounds(matches=50, messages=100, message_chars=20_000, chars=32_000)
+BOUNDS = SearchLimits(matches=50, messages=100, message_chars=20_000, chars=32_000)
 ROWS_CHARS = MAX_RESULT - 2_000
 SHORTER = "ask for fewer rows (LIMIT) or columns, or for a piece of a long text, as substr(content, 1, 4000)"
 # The default number of memos or entries in an answer.

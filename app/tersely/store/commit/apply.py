@@ -22,7 +22,7 @@ from tersely.store.commit.records import (
     Outcome,
     ReplyWrite,
     RequestWrite,
-    State,
+    SessionCounters,
     StoredReply,
 )
 from tersely.store.db.statements import Record
@@ -69,7 +69,7 @@ NOTHING_SAID = HiddenReplyParts()
 
 
 def enter_request(
-    write: RequestWrite, state: State, decision: Reconciliation, rows: NewRows, *, is_as_decided: bool
+    write: RequestWrite, state: SessionCounters, decision: Reconciliation, rows: NewRows, *, is_as_decided: bool
 ) -> Outcome:
     """Enter a request's new messages; ``state`` moves on."""
     first = state.last_seq + 1
@@ -142,7 +142,7 @@ def question_of(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -
 
 
 def enter_reply(
-    write: ReplyWrite, outcome: Outcome, state: State, placement: ReplyPlacement, rows: NewRows
+    write: ReplyWrite, outcome: Outcome, state: SessionCounters, placement: ReplyPlacement, rows: NewRows
 ) -> StoredReply:
     """Enter a reply and the report of its call; ``state`` moves on."""
     first_seq = 0 if placement.status == "removed" else state.last_seq + 1
@@ -156,7 +156,7 @@ def enter_replies(
     write: ReplyWrite,
     replies: Sequence[NewReply],
     outcome: Outcome,
-    state: State,
+    state: SessionCounters,
     placement: ReplyPlacement,
     rows: NewRows,
     *,
@@ -193,7 +193,7 @@ def enter_parts(reply: NewReply, session_id: str, seq: int, turn: int, now: date
     rows.artifacts += [artifacts.row(session_id, seq, each, now) for each in reply.spilled]
 
 
-def enter_report(write: ReplyWrite, outcome: Outcome, state: State, rows: NewRows) -> None:
+def enter_report(write: ReplyWrite, outcome: Outcome, state: SessionCounters, rows: NewRows) -> None:
     """Enter the report of a call, and the epoch that started with it; ``state`` moves on."""
     # The request of a failed call may be sent again. Once there is a reply, lookups use the reply's chain.
     # An unreadable reply is no answer: the client asks again, or continues.
@@ -245,7 +245,7 @@ def _add_figures(figures: Figures, report: CallReport) -> Figures:
     )
 
 
-def _enter_epoch(new: NewEpoch, state: State, now: datetime, rows: NewRows) -> None:
+def _enter_epoch(new: NewEpoch, state: SessionCounters, now: datetime, rows: NewRows) -> None:
     epoch = new.epoch
     state.epoch, state.cut, state.plan, state.edited = epoch.number, epoch.cut, new, False
     rows.epochs.append(

@@ -14,7 +14,7 @@ from tersely.store.commit.records import (
     Outcome,
     ReplyWrite,
     RequestWrite,
-    State,
+    SessionCounters,
     StoredReply,
     Write,
     counters_of,
@@ -22,8 +22,8 @@ from tersely.store.commit.records import (
     new_session_from,
     request_of,
     session_after,
+    session_counters,
     session_id_of,
-    state_of,
 )
 from tersely.store.commit.sizes import LARGE_LIMIT, has_large_reply, has_long_epoch, is_large
 from tersely.store.db.connection import Database
@@ -48,7 +48,7 @@ Results = dict[int, Outcome | StoredReply]
 class Attempt(msgspec.Struct, eq=False):
     """One session's part of a batch, computed on the state that its writes expect."""
 
-    state: State
+    state: SessionCounters
     expected: int | None
     create: NewSession | None
     writes: list[Write] = msgspec.field(default_factory=list)
@@ -181,8 +181,12 @@ async def _write_row_by_row(database: Database, tenant: str, attempts: list[Atte
 def _attempt(write: Write) -> Attempt | None:
     if isinstance(write, RequestWrite):
         if write.session is not None:
-            return Attempt(state=state_of(write.session), expected=write.session.version, create=None)
-        return Attempt(state=State(id=write.session_id), expected=None, create=write.create) if write.create else None
+            return Attempt(state=session_counters(write.session), expected=write.session.version, create=None)
+        return (
+            Attempt(state=SessionCounters(id=write.session_id), expected=None, create=write.create)
+            if write.create
+            else None
+        )
     outcome = write.request_outcome
     if outcome is None:
         return None

@@ -11,13 +11,13 @@ from tersely.domain.history.reconciliation import Reconciliation, append_message
 from tersely.domain.history.repetition import find_earlier_question, reconcile_repetition
 from tersely.domain.messages import INSTRUCTION_ROLES, is_outside_messages
 from tersely.store.commit.idempotency_keys import Append
-from tersely.store.commit.records import ReferencedReply, RequestWrite, State
+from tersely.store.commit.records import ReferencedReply, RequestWrite, SessionCounters
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages
 
 
 async def decide_again(
-    connection: Connection, tenant: str, write: RequestWrite, state: State, earlier: Append | None
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: Append | None
 ) -> Reconciliation | None:
     """Decide on what the session has become since the first decision, under its lock.
 
@@ -38,7 +38,7 @@ async def decide_again(
 
 
 async def _repeat_again(
-    connection: Connection, tenant: str, write: RequestWrite, state: State, earlier: Append | None
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: Append | None
 ) -> Reconciliation | None:
     """Return the decision for a delta whose messages are stored already; None where they are not.
 
@@ -53,7 +53,7 @@ async def _repeat_again(
 
 
 async def _rows_of_repetition(
-    connection: Connection, tenant: str, write: RequestWrite, state: State, earlier: Append | None
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: Append | None
 ) -> Sequence[StoredLink] | None:
     links_sent = [message.digest for message in write.incoming if message.is_link]
     known = [placed.seq for placed in write.decision.placed if placed.turn > 0 and not placed.is_new]
@@ -75,7 +75,7 @@ def _knows_nothing(decision: Reconciliation) -> bool:
 
 
 async def _reconcile_again(
-    connection: Connection, tenant: str, write: RequestWrite, named: ReferencedReply, state: State
+    connection: Connection, tenant: str, write: RequestWrite, named: ReferencedReply, state: SessionCounters
 ) -> Reconciliation:
     """Return the decision for the request's own messages, placed behind the reply that it references."""
     rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id) if not tail.is_hidden]
@@ -108,7 +108,9 @@ async def _reconcile_again(
     return structs.replace(again, placed=tuple(placed))
 
 
-async def append_again(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Reconciliation:
+async def append_again(
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters
+) -> Reconciliation:
     """Return the decision for messages that are appended at the present end of the session."""
     seq, turn = await messages.last_link(connection, tenant, state.id)
     superseded: list[int] = []

@@ -26,7 +26,7 @@ from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_parts, enter_replies, enter_report, enter_request
 from tersely.store.commit.decisions import append_again, decide_again
 from tersely.store.commit.locked_writes import lock_sessions
-from tersely.store.commit.records import NewReply, NewSession, Outcome, ReplyWrite, RequestWrite, State
+from tersely.store.commit.records import NewReply, NewSession, Outcome, ReplyWrite, RequestWrite, SessionCounters
 from tersely.store.commit.rows import insert_rows
 from tersely.store.commit.sizes import LARGE_LIMIT
 from tersely.store.commit.statuses import place_late_reply, set_statuses
@@ -233,7 +233,7 @@ async def forget_replays(connection: Connection, tenant: str, before: datetime) 
     await connection.execute(FORGET, tenant, before)
 
 
-class _Holder(msgspec.Struct, frozen=True, kw_only=True):
+class _MatchingSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session that begins with an exchange: its messages up to the reply (``shared``), and those after it."""
 
     id: str
@@ -251,7 +251,7 @@ class _Holder(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether something after the exchange was answered."""
         return any(link.role == "assistant" for link in self.rest)
 
-    def is_continued_by(self, other: _Holder) -> bool:
+    def is_continued_by(self, other: _MatchingSession) -> bool:
         """Return whether the conversation goes on in the other session, and not in this one."""
         mine, its = [link.digest for link in self.rest], [link.digest for link in other.rest]
         if its[: len(mine)] == mine:
@@ -259,7 +259,7 @@ class _Holder(msgspec.Struct, frozen=True, kw_only=True):
         return not self.goes_on and (other.goes_on or other.created_at > self.created_at)
 
 
-async def _leave_unanswered(connection: Connection, tenant: str, found: Sequence[_Holder]) -> list[str]:
+async def _leave_unanswered(connection: Connection, tenant: str, found: Sequence[_MatchingSession]) -> list[str]:
     """Leave the sessions in which nothing after the exchange was answered. Their clients went on in another one."""
     left = sorted(each.id for each in found if not each.goes_on)
     for session_id in left:
@@ -268,7 +268,7 @@ async def _leave_unanswered(connection: Connection, tenant: str, found: Sequence
     return left
 
 
-async def _find_sessions_since(connection: Connection, write: ReplyWrite, create: NewSession) -> list[_Holder]:
+async def _find_sessions_since(connection: Connection, write: ReplyWrite, create: NewSession) -> list[_MatchingSession]:
     """Return the sessions, made since the exchange, whose histories begin with its request and its reply, as a client
     brought it: first those that go on, of these the newest first.
     """
@@ -286,7 +286,7 @@ async def _find_sessions_since(connection: Connection, write: ReplyWrite, create
     return sorted(found, key=lambda each: not each.goes_on)
 
 
-async def _find_stored(connection: Connection, write: ReplyWrite) -> _Holder:
+async def _find_stored(connection: Connection, write: ReplyWrite) -> _MatchingSession:
     """Return the session in which the exchange was stored."""
     request = write.request
     claim = await connection.fetchrow(FIND_CLAIM, request.tenant, request.exchange)
@@ -295,9 +295,11 @@ async def _find_stored(connection: Connection, write: ReplyWrite) -> _Holder:
     return await _holder_of(connection, request.tenant, session_id, created_at, count)
 
 
-async def _holder_of(connection: Connection, tenant: str, session_id: str, created_at: datetime, count: int) -> _Holder:
+async def _holder_of(
+    connection: Connection, tenant: str, session_id: str, created_at: datetime, count: int
+) -> _MatchingSession:
     links = [each.row for each in await messages.all_rows(connection, tenant, session_id) if _is_current(each)]
-    return _Holder(id=session_id, created_at=created_at, shared=links[:count], rest=links[count:])
+    return _MatchingSession(id=session_id, created_at=created_at, shared=links[:count], rest=links[count:])
 
 
 def _relayed(replies: Sequence[NewReply]) -> NewReply | None:
@@ -310,7 +312,7 @@ def _relayed(replies: Sequence[NewReply]) -> NewReply | None:
 async def _write_request(
     connection: Connection,
     write: ReplyWrite,
-    states: dict[str, State],
+    states: dict[str, SessionCounters],
     stored: Sequence[TailRow],
     rows: NewRows,
     version: int | None,
@@ -345,7 +347,7 @@ async def _write_request(
     return outcome
 
 
-def _outcome_of_stored(placed: tuple[PlacedMessage, ...], request: RequestWrite, state: State) -> Outcome:
+def _outcome_of_stored(placed: tuple[PlacedMessage, ...], request: RequestWrite, state: SessionCounters) -> Outcome:
     """Return the outcome of a request that was stored without its sender getting to know."""
     state.calls += 1
     decision = structs.replace(request.decision, placed=placed, superseded=(), restored=())
@@ -365,7 +367,7 @@ def _outcome_of_stored(placed: tuple[PlacedMessage, ...], request: RequestWrite,
 
 
 async def _decide_late(
-    connection: Connection, write: ReplyWrite, state: State, stored: Sequence[TailRow]
+    connection: Connection, write: ReplyWrite, state: SessionCounters, stored: Sequence[TailRow]
 ) -> Reconciliation | None:
     """Place the request's messages in a session that has changed; None as for `decide_again`."""
     request = write.request
@@ -403,7 +405,7 @@ def _asked_before(write: ReplyWrite, stored: Sequence[TailRow]) -> Sequence[Stor
 
 
 def _insert_before(
-    place: float, request: RequestWrite, state: State, stored: Sequence[TailRow]
+    place: float, request: RequestWrite, state: SessionCounters, stored: Sequence[TailRow]
 ) -> Reconciliation | None:
     """Return an append with its messages before ``place``; None where there is no room."""
     before = [row.row for row in stored if _is_current(row) and row.row.position < place]
@@ -465,7 +467,7 @@ async def _write_reply(
     connection: Connection,
     write: ReplyWrite,
     outcome: Outcome,
-    state: State,
+    state: SessionCounters,
     stored: Sequence[TailRow],
     rows: NewRows,
 ) -> None:
@@ -527,7 +529,7 @@ async def _write_beside(
     connection: Connection,
     write: ReplyWrite,
     outcome: Outcome,
-    state: State,
+    state: SessionCounters,
     following: Sequence[_Neighbour],
     rows: NewRows,
 ) -> None:

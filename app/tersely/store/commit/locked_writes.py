@@ -18,11 +18,11 @@ from tersely.store.commit.records import (
     Outcome,
     ReplyWrite,
     RequestWrite,
-    State,
+    SessionCounters,
     StoredReply,
     Write,
+    session_counters,
     session_id_of,
-    state_of,
 )
 from tersely.store.commit.rows import insert_rows
 from tersely.store.commit.sizes import has_long_epoch, is_large
@@ -62,26 +62,26 @@ async def write_locked(
     return results
 
 
-async def lock_sessions(connection: Connection, tenant: str, writes: list[Write]) -> dict[str, State]:
+async def lock_sessions(connection: Connection, tenant: str, writes: list[Write]) -> dict[str, SessionCounters]:
     """Make the sessions that are missing, lock the others, and read their counters."""
-    states: dict[str, State] = {}
+    states: dict[str, SessionCounters] = {}
     wanted = sorted({session_id_of(write) for write in writes})
     create = {w.session_id: w for w in writes if isinstance(w, RequestWrite) and w.create and w.session is None}
     for session_id, write in sorted(create.items()):
         new = [getattr(write.create, name) for name in NEW]
         if await connection.fetchval(INSERT_SESSION, tenant, session_id, *new, write.now) is not None:
-            states[session_id] = State(id=session_id)
+            states[session_id] = SessionCounters(id=session_id)
     rest = [session_id for session_id in wanted if session_id not in states]
     if rest:
         for row in await connection.fetch(LOCK, tenant, rest):
-            states[row["id"]] = state_of(session_from(row))
+            states[row["id"]] = session_counters(session_from(row))
     if len(states) < len(wanted):
         raise NotFound("the session was deleted")
     return states
 
 
 async def _write_request(
-    connection: Connection, tenant: str, write: RequestWrite, states: dict[str, State], rows: NewRows
+    connection: Connection, tenant: str, write: RequestWrite, states: dict[str, SessionCounters], rows: NewRows
 ) -> Outcome:
     state = states[write.session_id]
     earlier = await appends.find(connection, tenant, state.id, write.key) if write.key is not None else None
@@ -108,7 +108,7 @@ async def _write_request(
     return outcome
 
 
-def _stored_before(write: RequestWrite, earlier: Append, state: State) -> Outcome:
+def _stored_before(write: RequestWrite, earlier: Append, state: SessionCounters) -> Outcome:
     """Return where the messages of an earlier append with the same key are. Raises `Conflict` for other messages."""
     if earlier.digest != write.key_digest:
         raise Conflict("that idempotency key was used for other messages", field="Idempotency-Key")
@@ -127,7 +127,7 @@ def _stored_before(write: RequestWrite, earlier: Append, state: State) -> Outcom
 
 
 async def _write_reply(
-    connection: Connection, tenant: str, write: ReplyWrite, outcome: Outcome, state: State, rows: NewRows
+    connection: Connection, tenant: str, write: ReplyWrite, outcome: Outcome, state: SessionCounters, rows: NewRows
 ) -> StoredReply:
     placement = AT_THE_END
     answered = outcome.decision.answered

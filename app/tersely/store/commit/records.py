@@ -87,7 +87,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     priced_calls: int = 0
 
 
-class State(msgspec.Struct, kw_only=True):
+class SessionCounters(msgspec.Struct, kw_only=True):
     """A session's counters, as a write finds and leaves them. ``plan`` None: as it was. ``figures`` are added."""
 
     id: str
@@ -109,9 +109,9 @@ class State(msgspec.Struct, kw_only=True):
     figures: Figures = Figures()
 
 
-def state_of(session: Session) -> State:
+def session_counters(session: Session) -> SessionCounters:
     """Return the counters of a session."""
-    return State(
+    return SessionCounters(
         id=session.id,
         last_seq=session.last_seq,
         turns=session.turns,
@@ -128,7 +128,7 @@ def state_of(session: Session) -> State:
     )
 
 
-def counters_of(state: State) -> tuple[object, ...]:
+def counters_of(state: SessionCounters) -> tuple[object, ...]:
     """In the order of `tersely.store.db.statements.COUNTERS`."""
     return (
         state.last_seq, state.turns, state.tokens, state.version, state.edits, state.edited, state.calls, state.epoch,
@@ -137,7 +137,7 @@ def counters_of(state: State) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def figures_of(state: State) -> tuple[object, ...]:
+def figures_of(state: SessionCounters) -> tuple[object, ...]:
     """In the order of `tersely.store.db.statements.FIGURES`."""
     figures = state.figures
     last = state.last_call_at
@@ -148,7 +148,7 @@ def figures_of(state: State) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def new_session_from(new: NewSession, state: State) -> Session:
+def new_session_from(new: NewSession, state: SessionCounters) -> Session:
     """Return the session that was made so."""
     assert state.touched is not None
     return Session(
@@ -176,7 +176,7 @@ def new_session_from(new: NewSession, state: State) -> Session:
     )
 
 
-def session_after(session: Session, state: State) -> Session:
+def session_after(session: Session, state: SessionCounters) -> Session:
     """Return the session as a write left it."""
     assert state.touched is not None
     return structs.replace(
@@ -209,7 +209,7 @@ class Outcome(msgspec.Struct, kw_only=True, rename={"answered_position": "answer
     answered_seq: int
     answered_position: float
     decision: Reconciliation
-    state: State
+    state: SessionCounters
     is_as_decided: bool = True
     was_stored_before: bool = False
 
@@ -423,7 +423,7 @@ class StoredReply(msgspec.Struct, frozen=True, kw_only=True):
 
     first_seq: int
     outcome: Outcome
-    state: State
+    state: SessionCounters
     record: Record | None = None
 
 

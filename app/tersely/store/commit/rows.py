@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from tersely.store.commit import large_values
 from tersely.store.commit.apply import NewRows
-from tersely.store.commit.records import State, counters_of, figures_of
+from tersely.store.commit.records import SessionCounters, counters_of, figures_of
 from tersely.store.commit.sizes import LARGE, PORTION, PORTION_BYTES
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import INSERTS, UPDATE_SESSION, Record, as_arrays
 
 
-async def insert_rows(connection: Connection, tenant: str, rows: NewRows, states: Iterable[State]) -> None:
+async def insert_rows(connection: Connection, tenant: str, rows: NewRows, states: Iterable[SessionCounters]) -> None:
     """Insert ``rows`` and store the counters of the locked sessions that were written to."""
     for table, sql in INSERTS.items():
         found: list[Record] = getattr(rows, table)

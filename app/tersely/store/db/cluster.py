@@ -14,7 +14,7 @@ from asyncpg import Record
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.pool import Connection
-from tersely.store.db.server import Server, ServerKind
+from tersely.store.db.server import DatabaseServer, ServerKind
 
 # The two statements know their number of rows without a prepared statement.
 HAS_EXTENSION = "SELECT FROM pg_extension WHERE extname = 'citus'"
@@ -45,7 +45,7 @@ Address = tuple[str, int] | None
 class _Location:
     """The server that stores a tenant's rows, as known until ``until`` in the loop's time."""
 
-    server: Server
+    server: DatabaseServer
     until: float
 
 
@@ -59,38 +59,38 @@ def plan_cache_mode(version: str) -> str:
 class Cluster:
     """The coordinator and the nodes. ``connect`` makes the server of an address."""
 
-    def __init__(self, connect: Callable[[ServerKind, Address], Server]) -> None:
+    def __init__(self, connect: Callable[[ServerKind, Address], DatabaseServer]) -> None:
         self._connect = connect
         self.coordinator = self._open(ServerKind.COORDINATOR, None)
-        self._nodes: dict[Address, Server] = {}
+        self._nodes: dict[Address, DatabaseServer] = {}
         self._located: dict[str, _Location] = {}
         self._listed_until = 0.0
 
-    def _open(self, kind: ServerKind, address: Address) -> Server:
+    def _open(self, kind: ServerKind, address: Address) -> DatabaseServer:
         server = self._connect(kind, address)
         server.open()
         return server
 
-    def _node(self, address: Address) -> Server:
+    def _node(self, address: Address) -> DatabaseServer:
         if address not in self._nodes:
             self._nodes[address] = self._open(ServerKind.NODE, address)
         return self._nodes[address]
 
-    def servers(self) -> Iterator[Server]:
+    def servers(self) -> Iterator[DatabaseServer]:
         """Return the coordinator and the nodes that have been used."""
         yield self.coordinator
         yield from self._nodes.values()
 
-    def any_server(self) -> Server:
+    def any_server(self) -> DatabaseServer:
         """Return a server for rows that every node stores: the coordinator, or a node while that is away."""
         return next((server for server in self.servers() if not server.is_away), self.coordinator)
 
-    def known_server(self, tenant: str) -> Server | None:
+    def known_server(self, tenant: str) -> DatabaseServer | None:
         """Return the server that last stored the tenant's rows, if that is known."""
         found = self._located.get(tenant)
         return found.server if found else None
 
-    async def server_of(self, tenant: str) -> Server:
+    async def server_of(self, tenant: str) -> DatabaseServer:
         """Return the server that stores the tenant's rows. Raises `StoreUnavailable`."""
         now = asyncio.get_running_loop().time()
         found = self._located.get(tenant)
@@ -114,7 +114,7 @@ class Cluster:
             soon = asyncio.get_running_loop().time() + (RELOCATE_EVERY if found.server.is_away else 0.0)
             self._located[tenant] = _Location(found.server, min(found.until, soon))
 
-    async def _locate(self, tenant: str) -> Server:
+    async def _locate(self, tenant: str) -> DatabaseServer:
         failure = StoreUnavailable()
         for server in list(self.servers()):
             if server.is_away:

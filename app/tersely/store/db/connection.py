@@ -14,7 +14,7 @@ import asyncpg
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.cluster import HAS_EXTENSION, IS_DISTRIBUTED, VERSION, Address, Cluster, plan_cache_mode
 from tersely.store.db.pool import Connection
-from tersely.store.db.server import TENANT, Pooler, Server, ServerKind, refusal
+from tersely.store.db.server import TENANT, DatabaseServer, Pooler, ServerKind, refusal
 
 __all__ = ["TENANT", "Connection", "Database", "refusal", "to_json"]
 
@@ -40,8 +40,8 @@ class Database:
         self._plan_cache_mode = ""
         self._changes: Counter[str] = Counter()
 
-    def _connect(self, kind: ServerKind, address: Address) -> Server:
-        return Server(
+    def _connect(self, kind: ServerKind, address: Address) -> DatabaseServer:
+        return DatabaseServer(
             dsn=self._dsn,
             size=self._size,
             timeout=self._timeout,
@@ -92,7 +92,7 @@ class Database:
         """Return what fails together with the tenant's rows."""
         return self._known_server(tenant)
 
-    def _known_server(self, tenant: str) -> Server:
+    def _known_server(self, tenant: str) -> DatabaseServer:
         if self._cluster is None:
             return self._server
         return (self._cluster.known_server(tenant) if tenant else None) or self._cluster.coordinator

@@ -37,7 +37,7 @@ class Slot(msgspec.Struct, eq=False):
     holder: str = ""
 
 
-class Wait(msgspec.Struct):
+class ConnectionWait(msgspec.Struct):
     """A wait for a connection. ``for_pool``: for one of our own that others use, not for the server. ``is_over``: a
     connection is available.
     """
@@ -68,7 +68,7 @@ class Pool:
         self._busy: set[Slot] = set()
         self._returned = asyncio.Event()
 
-    async def take(self, tenant: str, wait: Wait) -> Slot:
+    async def take(self, tenant: str, wait: ConnectionWait) -> Slot:
         """Return a connection for ``tenant``, preferably one that sees its rows already. Wait while all connections or
         the tenant's share are busy, and while the server has none left.
         """
@@ -102,7 +102,7 @@ class Pool:
         if not share.users:
             del self._shares[tenant]
 
-    async def _take_or_connect(self, tenant: str, wait: Wait) -> Slot:
+    async def _take_or_connect(self, tenant: str, wait: ConnectionWait) -> Slot:
         while True:
             wait.for_pool = False
             slot = self._living(tenant)

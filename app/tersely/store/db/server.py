@@ -15,7 +15,7 @@ import asyncpg
 
 from tersely.domain.errors import InvalidRequest, StoreRefused, StoreUnavailable
 from tersely.store.db.array_types import TypedConnection
-from tersely.store.db.pool import Connection, Pool, ServerFull, Slot, Wait
+from tersely.store.db.pool import Connection, ConnectionWait, Pool, ServerFull, Slot
 
 # Postgres allows any text as a tenant's name; only these characters may stand unquoted in a statement.
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}")
@@ -95,7 +95,7 @@ class ServerKind(Enum):
     """
 
 
-class Server:
+class DatabaseServer:
     """A pool that starts without the database and heals when it comes back.
 
     Every failure that means "the database is away or too slow" is raised as `StoreUnavailable`; each transaction has
@@ -287,7 +287,7 @@ class Server:
         """
         if not self._is_open or self._healing is not None:
             raise StoreUnavailable
-        wait = Wait()
+        wait = ConnectionWait()
         seconds = limit or self._timeout
         # The question is asked so early that its answer is there when the time limit ends.
         delay = max(seconds, self._timeout) - 1.1 * self._probe_timeout

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from tersely.domain.limits import LIMIT_NAMES, Grant, Limits, Use, UseRequest, grant
+from tersely.domain.limits import LIMIT_NAMES, Grant, Limits, TotalUse, UseRequest, grant
 from tersely.store.db.connection import Database, to_json
 
 # Across tenants: with this setting a transaction may see these rows, and nothing else.
@@ -84,7 +84,7 @@ async def read_all(database: Database) -> dict[LimitHolder, Limits]:
 
 async def read_tenants(
     database: Database, tenants: Sequence[str]
-) -> tuple[dict[LimitHolder, Limits], dict[LimitHolder, Use], dict[str, int]]:
+) -> tuple[dict[LimitHolder, Limits], dict[LimitHolder, TotalUse], dict[str, int]]:
     """Return limits, use and retentions of several tenants, and of their keys. For the operator alone."""
     async with database.transaction("") as connection:
         await connection.execute(LIST)
@@ -123,7 +123,7 @@ async def take(
     async with database.transaction(subject.tenant) as connection:
         record = await connection.fetchval(HELD_USE, subject.tenant, subject.key_id)
         if record is None:
-            await connection.execute(NEW_USE, subject.tenant, subject.key_id, to_json(Use().to_json()), now)
+            await connection.execute(NEW_USE, subject.tenant, subject.key_id, to_json(TotalUse().to_json()), now)
             record = await connection.fetchval(HELD_USE, subject.tenant, subject.key_id)
         granted = grant(_use(record), limits, ask, now)
         use = granted.use
@@ -144,7 +144,7 @@ async def note_stored(database: Database, subject: LimitHolder, size: int, now: 
     """Write down what a tenant was found to have stored."""
     async with database.transaction(subject.tenant) as connection:
         record = await connection.fetchval(HELD_USE, subject.tenant, subject.key_id)
-        use = (_use(record) if record is not None else Use()).at(now)
+        use = (_use(record) if record is not None else TotalUse()).at(now)
         use.stored, use.measured, use.measuring = size, use.newest, 0.0
         if record is None:
             await connection.execute(NEW_USE, subject.tenant, subject.key_id, to_json(use.to_json()), now)
@@ -172,5 +172,5 @@ async def add_tenant(database: Database, tenant: str, now: datetime) -> bool:
         return await connection.fetchval(ADD_TENANT, tenant, now) is not None
 
 
-def _use(record: bytes) -> Use:
-    return Use.from_json(json.loads(record))
+def _use(record: bytes) -> TotalUse:
+    return TotalUse.from_json(json.loads(record))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tersely.domain.history.history import Entry, Epoch, Prefix, Snapshot
 from tersely.domain.tokens import Encode
-from tersely.strategies.epochs.policies import Auto, EveryRequest, Needs, Policy, content_tokens
+from tersely.strategies.epochs.policies import Auto, CutConditions, EveryRequest, Policy, content_tokens
 from tersely.strategies.pipeline import Draft
 
 LAYER = "note"
@@ -26,7 +26,7 @@ def note_of(epoch: Epoch) -> Prefix | None:
     return next((prefix for prefix in epoch.prefixes if prefix.layer == LAYER), None)
 
 
-def additions_from(policy: Policy, needs: Needs, window: int | None = None) -> float:
+def additions_from(policy: Policy, needs: CutConditions, window: int | None = None) -> float:
     """Return from how many tokens of content on a session gets instructions; ``window`` is the room for content."""
     auto = policy if isinstance(policy, Auto) else Auto()
     high = needs.high or auto.high
@@ -38,7 +38,7 @@ def waits(policy: Policy) -> bool:
     return not isinstance(policy, EveryRequest) and (policy if isinstance(policy, Auto) else Auto()).instructions_at > 0
 
 
-def is_due(snapshot: Snapshot, policy: Policy, needs: Needs) -> bool:
+def is_due(snapshot: Snapshot, policy: Policy, needs: CutConditions) -> bool:
     """Return whether the additions of a plain epoch start with this request.
 
     They start where the content reaches the share and a question is new, which can carry the instructions; and where a
@@ -52,7 +52,7 @@ def is_due(snapshot: Snapshot, policy: Policy, needs: Needs) -> bool:
     return _due_question(snapshot, epoch, policy, needs) is not None
 
 
-def may_be_due(snapshot: Snapshot, policy: Policy, needs: Needs, *, content: int) -> bool:
+def may_be_due(snapshot: Snapshot, policy: Policy, needs: CutConditions, *, content: int) -> bool:
     """Return False only where `is_due` does: told by the tokens of the content, without looking at the messages."""
     epoch = snapshot.epoch
     if epoch is None or not epoch.is_plain:
@@ -63,7 +63,7 @@ def may_be_due(snapshot: Snapshot, policy: Policy, needs: Needs, *, content: int
     return bool(epoch.tiers) or content >= additions_from(policy, needs, _room(snapshot))
 
 
-def stays_plain(snapshot: Snapshot, draft: Draft, policy: Policy, needs: Needs) -> bool:
+def stays_plain(snapshot: Snapshot, draft: Draft, policy: Policy, needs: CutConditions) -> bool:
     """Return whether an epoch that is planned as ``draft`` shows everything as the client sent it, and is to do so.
 
     An epoch that began with additions keeps them: they are part of a prefix that is cached. Memos in front of messages
@@ -78,7 +78,7 @@ def stays_plain(snapshot: Snapshot, draft: Draft, policy: Policy, needs: Needs) 
     return waits(policy) and content_tokens(snapshot) < additions_from(policy, needs, _room(snapshot))
 
 
-def place_note(snapshot: Snapshot, policy: Policy, needs: Needs, encode: Encode) -> Prefix | None:
+def place_note(snapshot: Snapshot, policy: Policy, needs: CutConditions, encode: Encode) -> Prefix | None:
     """Return the instructions of a plain epoch that starts now: those that stand in front of a message stay there."""
     epoch, text = snapshot.epoch, snapshot.instructions
     if epoch is None:
@@ -99,7 +99,7 @@ def shown_prefixes(epoch: Epoch, instructions: str | None) -> tuple[Prefix, ...]
     return tuple(each for each in epoch.prefixes if each.layer != LAYER or each.text == instructions)
 
 
-def _due_question(snapshot: Snapshot, epoch: Epoch, policy: Policy, needs: Needs) -> Entry | None:
+def _due_question(snapshot: Snapshot, epoch: Epoch, policy: Policy, needs: CutConditions) -> Entry | None:
     """Return the question that the instructions have to be put in front of."""
     question = _new_question(snapshot.entries) if snapshot.instructions else None
     if question is None or _stored_note(snapshot, epoch) is not None:

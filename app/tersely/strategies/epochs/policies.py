@@ -98,7 +98,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 _NOT_IN_FINGERPRINT = frozenset({"instructions_at"})
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class CutConditions(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions of a strategy for the decision: whether it cuts at all, and how many last turns it keeps in full.
 
     ``high`` is the strategy's own limit instead of the policy's watermark, in tokens of content. ``is_over_limit``
@@ -209,7 +209,7 @@ def fingerprint(strategy_text: str, policy: Policy) -> str:
             assert_never(policy)
 
 
-def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halved: bool = False) -> Watermarks:
+def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: CutConditions, *, halved: bool = False) -> Watermarks:
     """Return the watermarks of this snapshot: the policy's, raised above what cannot be cut, and limited by the window.
 
     ``halved``: the context must shrink to at most half of its size, whatever the policy.
@@ -218,7 +218,7 @@ def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halv
     return replace(watermarks, low=min(watermarks.low, content_tokens(snapshot) // 2)) if halved else watermarks
 
 
-def _watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, required: int) -> Watermarks:
+def _watermarks(snapshot: Snapshot, policy: Policy, needs: CutConditions, required: int) -> Watermarks:
     room = None if snapshot.window is None else max(0, snapshot.window - snapshot.fixed_tokens)
     wanted = policy if isinstance(policy, Auto) else Auto()
     high = needs.high or wanted.high
@@ -239,7 +239,7 @@ def content_tokens(snapshot: Snapshot) -> int:
 
 
 def decide_epoch(
-    snapshot: Snapshot, policy: Policy, needs: Needs, *, now: datetime, current: str, overflow: bool = False
+    snapshot: Snapshot, policy: Policy, needs: CutConditions, *, now: datetime, current: str, overflow: bool = False
 ) -> EpochDecision:
     """Return whether the next context starts a new epoch, and why.
 
@@ -265,11 +265,11 @@ def decide_epoch(
     return _decide_cut(snapshot, policy, needs, now)
 
 
-def _resumes(snapshot: Snapshot, needs: Needs, now: datetime) -> bool:
+def _resumes(snapshot: Snapshot, needs: CutConditions, now: datetime) -> bool:
     return needs.resume_idle is not None and _idle(snapshot, now) > needs.resume_idle
 
 
-def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: datetime) -> EpochDecision:
+def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: CutConditions, now: datetime) -> EpochDecision:
     content = content_tokens(snapshot)
     if isinstance(policy, Auto) and _is_small(snapshot, policy, needs, content):
         return Keep()
@@ -282,7 +282,7 @@ def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: da
     return Advance(reason="stride") if turns >= needs.recent_turns + policy.stride else Keep()
 
 
-def _is_small(snapshot: Snapshot, policy: Auto, needs: Needs, content: int) -> bool:
+def _is_small(snapshot: Snapshot, policy: Auto, needs: CutConditions, content: int) -> bool:
     """Return whether nothing could ask for a cut: the answer for most calls, without looking at the messages."""
     high = needs.high or policy.high
     fits = snapshot.window is None or snapshot.fixed_tokens + content <= snapshot.window
@@ -290,7 +290,7 @@ def _is_small(snapshot: Snapshot, policy: Auto, needs: Needs, content: int) -> b
 
 
 def _decide_auto(
-    snapshot: Snapshot, policy: Stride | Auto, needs: Needs, watermarks: Watermarks, now: datetime
+    snapshot: Snapshot, policy: Stride | Auto, needs: CutConditions, watermarks: Watermarks, now: datetime
 ) -> EpochDecision:
     content = content_tokens(snapshot)
     if content <= watermarks.low * COLD_MARGIN and content <= watermarks.high:
@@ -319,7 +319,7 @@ def _sums_of(snapshot: Snapshot) -> TokenSums:
 
 
 def keeps_by_sums(
-    snapshot: Snapshot, policy: Policy, needs: Needs, *, sums: TokenSums, widest: int, now: datetime
+    snapshot: Snapshot, policy: Policy, needs: CutConditions, *, sums: TokenSums, widest: int, now: datetime
 ) -> bool:
     """Return True only where `decide_epoch` finds no reason to cut: told without looking at the messages.
 
@@ -347,7 +347,7 @@ def keeps_by_sums(
     return not _pays(snapshot, policy, watermarks, sums, content, left)
 
 
-def _planned_tokens(snapshot: Snapshot, watermarks: Watermarks, needs: Needs) -> int:
+def _planned_tokens(snapshot: Snapshot, watermarks: Watermarks, needs: CutConditions) -> int:
     """Content after a cut now, with a head as large as the current one."""
     head = snapshot.epoch.head_tokens if snapshot.epoch else 0
     cut: Cut = cut_to_tokens(

@@ -21,7 +21,7 @@ LOW_SCORE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ages:
+class CompressionAges:
     """Seconds after which working and session memory are compressed."""
 
     working: float
@@ -53,7 +53,7 @@ def keep_levels(
     *,
     past: Sequence[PastTurn],
     scores: Mapping[int, Score],
-    ages: Ages,
+    ages: CompressionAges,
     working_budget: int,
     room: int,
     is_new_task: bool,
@@ -89,7 +89,7 @@ def _first_of(draft: Draft, turns: Container[int]) -> int:
     return min((entry.seq for entry in draft.tail if entry.turn in turns), default=draft.cut)
 
 
-def _working(turns: Sequence[Turn], ages: Ages, budget: int) -> list[Turn]:
+def _working(turns: Sequence[Turn], ages: CompressionAges, budget: int) -> list[Turn]:
     """Return the running turn, and before it as many as are young enough and fit."""
     *before, running = turns
     working = [running]

@@ -47,7 +47,7 @@ def render_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode) -> s
     lines = [_Line.of(entry) for entry in inputs.terse]
     if not lines and not inputs.older_turns:
         return ""
-    older = _Older(turns=inputs.older_turns, at=inputs.oldest_at)
+    older = _OlderTurns(turns=inputs.older_turns, at=inputs.oldest_at)
     if not older.turns and _may_fit(lines, limit=limit, encode=encode):
         text = _write(lines, 0, older, roll_chars=0)
         if encode(text) <= limit:
@@ -190,7 +190,7 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Older:
+class _OlderTurns:
     turns: int
     at: datetime | None
 
@@ -221,12 +221,12 @@ def _fitting(lines: Sequence[_Line], *, budget: int, encode: Encode) -> int:
     return len(lines)
 
 
-def _write(lines: Sequence[_Line], rolled: int, older: _Older, *, roll_chars: int) -> str:
+def _write(lines: Sequence[_Line], rolled: int, older: _OlderTurns, *, roll_chars: int) -> str:
     shown = [line.write() for line in lines[rolled:]]
     return "\n".join([ACTIVITY_LOG_TITLE, *_roll_up(lines[:rolled], older, roll_chars), *shown])
 
 
-def _roll_up(lines: Sequence[_Line], older: _Older, chars: int) -> list[str]:
+def _roll_up(lines: Sequence[_Line], older: _OlderTurns, chars: int) -> list[str]:
     """Range lines for the oldest entries: about as many turns in each, and ``chars`` characters of words in all.
 
     Few characters are few lines, so that each says something.
