@@ -17,8 +17,9 @@ from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.history.history import Entry
+from tersely.domain.history.links import MessageIdentity
 from tersely.domain.history.message_numbers import MessageNumbers, NumberingException
-from tersely.domain.history.reconciliation import append_messages
+from tersely.domain.history.reconciliation import Reconciliation, append_messages
 from tersely.domain.history.sessions import Session, check_session_id
 from tersely.domain.messages import INSTRUCTION_ROLES, Message, is_outside_messages
 from tersely.domain.messages import Dialect as DialectName
@@ -108,6 +109,17 @@ class _SessionState:
     memos: Mapping[int, HiddenReplyParts]
     tags: TagKinds
 
+    def append(self, identities: Sequence[MessageIdentity]) -> Reconciliation:
+        """Return the positions of new messages behind those of the session."""
+        return append_messages(
+            identities,
+            last_seq=self.session.last_seq if self.session else 0,
+            turns=self.session.turns if self.session else 0,
+            turn=self.turn,
+            follows_seq=self.last_link,
+            superseded=self.superseded,
+        )
+
 
 class Messages:
     """Appending and listing, within a tenant."""
@@ -150,10 +162,7 @@ class Messages:
         check_session_id(session_id, "session id")
         check_key(key)
         size = sum(map(len, raws))
-        if dialect is not None:
-            target = dialect_of(dialect)
-        else:
-            target = DIALECTS[await run_in_thread_if_large(size, detect_dialect, raws, field="messages")]
+        target = await _named_or_detected(dialect, raws, size)
         read = await run_in_thread_if_large(size, read_messages, raws, target)
         now = self._clock()
         created = () if times is None else read_times(times, len(raws), now)
@@ -171,14 +180,7 @@ class Messages:
             raws=[message.raw for message in batch.shown],
             size=size,
             tokens=await tokens.count_messages(batch.model, ""),
-            decision=append_messages(
-                incoming.identities,
-                last_seq=session.last_seq if session else 0,
-                turns=session.turns if session else 0,
-                turn=before.turn,
-                follows_seq=before.last_link,
-                superseded=before.superseded,
-            ),
+            decision=before.append(incoming.identities),
             session=session,
             now=now,
             times=created,
@@ -251,6 +253,13 @@ def check_key(key: str | None) -> None:
     """Raise `InvalidRequest` for an unusable idempotency key."""
     if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
         raise InvalidRequest(f"Idempotency-Key must be 1 to {MAX_KEY} printable characters", field="Idempotency-Key")
+
+
+async def _named_or_detected(name: str | None, raws: Sequence[bytes], size: int) -> Dialect:
+    """Return the dialect of that name; None: the one that the messages are written in. Raises `InvalidRequest`."""
+    if name is not None:
+        return dialect_of(name)
+    return DIALECTS[await run_in_thread_if_large(size, detect_dialect, raws, field="messages")]
 
 
 def dialect_of(name: str) -> Dialect:
