@@ -53,8 +53,8 @@ LINGER_PAUSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeServices:
-    """What stands around all requests. Web pages of ``origins`` may call the APIs; without ``tracing`` no call is
-    traced; the calls under way are on the ``board``.
+    """The parts around all routes. Web pages of ``origins`` may call the APIs; without ``tracing`` no call is traced;
+    the calls under way are on the ``board``.
     """
 
     origins: Sequence[str]

@@ -30,7 +30,7 @@ UNDESCRIBED: tuple[type[Exception], ...] = (
     RecursionError,
     InvalidRequest,
 )
-"""What reading JSON of an unexpected shape raises."""
+"""The errors that reading JSON of an unexpected shape raises."""
 
 MAX_UNREAD = 16 * 1024 * 1024
 """Bytes of one stream's events that are kept although they cannot be understood."""

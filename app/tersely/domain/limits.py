@@ -157,7 +157,7 @@ class UseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What the worker got: a portion, and its slots in all; ``use`` is the record afterwards."""
+    """The worker's share: a portion, and its slots in all; ``use`` is the record afterwards."""
 
     portion: Portion
     slots: int

@@ -118,7 +118,7 @@ def count_image(width: int, height: int, *, detail: str = "") -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """What a model family spends on the framing of tool definitions (the cookbook's constants)."""
+    """Tokens of a model family for the framing of tool definitions (the cookbook's constants)."""
 
     function: int
     properties: int = 3

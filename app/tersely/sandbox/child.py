@@ -114,7 +114,7 @@ DEFAULT_LIMITS = QueryLimits()
 
 
 def _listed(pragma: str) -> frozenset[str]:
-    """What this SQLite has, by name."""
+    """Return the names in a list of this SQLite (a pragma), in lower case."""
     with closing(sqlite3.connect(":memory:")) as db:
         return frozenset(name.lower() for (name,) in db.execute(f"SELECT name FROM {pragma}"))  # noqa: S608
 

@@ -43,7 +43,7 @@ class Timeouts:
 
 
 class ReplySource(Protocol):
-    """What a reply is read from: its head, and its body as it arrives."""
+    """The source of a reply: its head, and its body as it arrives."""
 
     status: int
     headers: Headers

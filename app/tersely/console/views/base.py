@@ -1,4 +1,4 @@
-"""What all views share."""
+"""The values that the views of all pages share."""
 
 from __future__ import annotations
 

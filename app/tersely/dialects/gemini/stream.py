@@ -27,9 +27,9 @@ _CANDIDATE_ENVELOPE = frozenset({"content", "index", "safetyRatings"})
 again by the next event.
 """
 _KNOWN = frozenset({"candidates", "promptFeedback", "usageMetadata", "error", "modelVersion", "responseId"})
-"""What an event has one of."""
+"""Members that an event has once."""
 _KNOWN_OF_CANDIDATE = frozenset({"content", "finishReason", "index", "safetyRatings", "groundingMetadata"})
-"""What a candidate has one of."""
+"""Members that a candidate has once."""
 _PLAIN = frozenset({"text", "thought"})
 _EMPTY_TEXT = b'{"text":""}'
 _SILENT = frozenset({b"null", b"{}", b"[]", b'""'})

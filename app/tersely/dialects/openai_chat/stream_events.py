@@ -11,7 +11,7 @@ from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.bodies import try_decode
 
 ABSENT = msgspec.Raw()
-"""What a member is that is not there."""
+"""The value of a missing member."""
 
 
 class FunctionDelta(msgspec.Struct):

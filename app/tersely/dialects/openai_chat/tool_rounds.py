@@ -20,7 +20,7 @@ from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
 _DONE = b"[DONE]"
 _NULL = b"null"
 _ONCE = ("id", "created", "model", "system_fingerprint")
-"""What all events of a stream have in common."""
+"""Members that are the same in all events of a stream."""
 _BETWEEN = "\n\n"
 """Stands between the words of two rounds."""
 

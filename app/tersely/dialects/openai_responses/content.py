@@ -19,7 +19,7 @@ INSTRUCTIONS = "instructions"
 RUN = "output"
 
 CONTEXT_TYPES = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
-"""What Codex tells the provider between messages: nobody says it, so it is no link of a history."""
+"""Items that Codex sends to the provider between messages. They are nobody's message, so no link of a history."""
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 _NEAR_START = 24

@@ -25,7 +25,7 @@ from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
 
 _ONCE = ("id", "created_at")
-"""What is said of the response as a whole."""
+"""Members of the response as a whole."""
 _BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ITEMS = ("response.output_item.added", "response.output_item.done")
 _NUMBER = "sequence_number"
@@ -159,7 +159,7 @@ class ResponseRounds:
         return b""
 
     def close(self) -> bytes:
-        """What was held back, and the end."""
+        """Return the events that were held back, and the end."""
         rest = b"".join(map(self._pass, self._decoder.close()))
         self._sorting.close()
         return rest + self._drain() + b"".join(map(self._write_end, self._end))

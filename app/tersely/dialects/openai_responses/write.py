@@ -33,7 +33,7 @@ CHAIN = ("previous_response_id", "conversation")
 
 _UNFINISHED = ("in_progress", "incomplete")
 _IDLESS = frozenset({"message", "function_call", "custom_tool_call"})
-"""What may come without an id."""
+"""Types of items that may come without an id."""
 _BLANK_IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 )

@@ -119,7 +119,7 @@ class StateStream:
         return self._held_size
 
     def feed(self, piece: str) -> str:
-        """What may be shown now: everything but the blocks and the beginning of a possible block at the end.
+        """Return the text that may be shown now: all but the blocks and the beginning of a possible block at the end.
 
         O(length).
         """

@@ -146,7 +146,7 @@ TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _CATALOG}
 """All tools, by name."""
 
 WRITING_TOOLS = frozenset({"manage_scratchpad", "save_memo"})
-"""Those that can change something; the others only look."""
+"""Names of the tools that change something; the others only read."""
 
 OFFERED_BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "slim": ("context_search",),

@@ -40,7 +40,7 @@ KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "api-key", "x-goog
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What the headers of a request say of its caller: the Tersely keys in them, in order of precedence, the names of
+    """The caller's data in the headers of a request: the Tersely keys in them, in order of precedence, the names of
     the headers with keys, the hosts that it was sent to, and the web pages that it came from.
     """
 

@@ -51,9 +51,9 @@ MAX_MIDDLE = 256
 """Bytes; a longer difference makes the whole element a literal."""
 MAX_KNOWN = 20_000
 RECENT_BYTES = 64 * 1024
-"""What it may hold of the newest messages of one session; of larger ones only digests are kept."""
+"""Most bytes of the newest messages of one session that are kept; of larger ones only the digests are."""
 _ENTRY_BYTES = 160
-"""What a digest takes in memory with its key, about."""
+"""Bytes of memory of a digest with its key, about."""
 INSTRUCTIONS = "instructions"
 REPEATS = "repeats"
 """The layer of a message that has references for repeated text."""
@@ -72,9 +72,9 @@ class MessageSource(NamedTuple):
 
 
 class KnownSession(msgspec.Struct):
-    """What this process knows to be stored of a session. ``stored``: sequence number -> digest of the stored bytes;
-    ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number and digest
-    of the bytes that were sent -> the patch that gives them.
+    """The stored content of a session, as this process knows it. ``stored``: sequence number -> digest of the stored
+    bytes; ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number and
+    digest of the bytes that were sent -> the patch that gives them.
     """
 
     edits: int

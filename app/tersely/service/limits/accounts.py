@@ -40,7 +40,7 @@ LEAST_MONEY = 1e-6
 
 
 class RequestNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request needs: a slot for a concurrent call, tokens and money, and room for its stored bytes.
+    """The demand of a request: a slot for a concurrent call, tokens and money, and room for its stored bytes.
 
     ``size`` of its body in bytes.
     """
@@ -52,7 +52,7 @@ class RequestNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Account(msgspec.Struct, eq=False):
-    """What this worker holds for ``subject``. Times are monotonic, in seconds; balances may be negative: a debt."""
+    """The account of ``subject`` in this worker. Times are monotonic, in seconds; balances may be negative: a debt."""
 
     subject: LimitHolder
     limits: Limits

@@ -22,7 +22,7 @@ LIMITS_OF_KEYS: tuple[LimitName, ...] = ("requests_per_minute", "concurrent", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedUse:
-    """What has been used: in the last minute, now, today and this month (UTC). Bytes: None until they are measured."""
+    """The use of limits: in the last minute, now, today and this month (UTC). Bytes: None until they are measured."""
 
     requests_per_minute: int
     concurrent: int

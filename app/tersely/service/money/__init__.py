@@ -1,1 +1,1 @@
-"""What calls cost."""
+"""Prices of models, and the costs and savings of calls."""

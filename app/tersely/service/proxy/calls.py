@@ -59,7 +59,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProxyResponse(msgspec.Struct, kw_only=True):
-    """What goes back to the client: a body at once, or chunks as they come."""
+    """The answer to the client: a body at once, or chunks as they come."""
 
     status: int
     headers: Headers
@@ -68,7 +68,7 @@ class ProxyResponse(msgspec.Struct, kw_only=True):
 
 
 class ContextLabels(msgspec.Struct, frozen=True, kw_only=True):
-    """What the response headers say about a call."""
+    """The facts about a call in its response headers."""
 
     context: ContextKind
     strategy: str = ""

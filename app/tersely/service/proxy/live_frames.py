@@ -41,7 +41,7 @@ _Shape = tuple[tuple[bytes, bytes], ...]
 
 
 class _BodyEnds(msgspec.Struct, frozen=True, gc=False):
-    """What is written in front of the messages that stay as they are, and behind the newest ones."""
+    """The bytes of a body before the messages that stay the same, and after its newest ones."""
 
     before: bytes
     after: bytes
@@ -49,7 +49,7 @@ class _BodyEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """What stays of an upstream body from call to call.
+    """The parts of an upstream body that stay the same from call to call.
 
     ``body`` is the client's without messages, with tools of ours; ``front`` are the messages up to the first one behind
     the head, of which ``frozen`` end with the head; ``middle`` is the written form of the messages behind them, for

@@ -294,7 +294,7 @@ class LiveKeeper:
 
 
 class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call of the full path showed its model, as the next call goes on from it. ``snapshot`` has the messages
+    """The context that a call of the full path sent, for the next call to continue. ``snapshot`` has the messages
     with the tokens that are stored; ``layers`` are those of the report before the tail.
     """
 
@@ -420,7 +420,7 @@ def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blo
 
 
 def _elements(prepared: PreparedCall) -> Elements | None:
-    """What the next description goes on from: the description of the body that went upstream."""
+    """Return the description of the body that went upstream; the next description continues it."""
     description = prepared.record.description if prepared.record else None
     return None if description is None or description.body is not prepared.body else description.elements
 

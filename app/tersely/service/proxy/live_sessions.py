@@ -85,7 +85,7 @@ class AddedMessages(msgspec.Struct, frozen=True):
 
 
 class DeltaSession(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a session whose calls bring only their new messages.
+    """The state of a session whose calls bring only their new messages.
 
     ``instructions`` are the stored ones that its calls do not bring, ``reply`` is the last reply as its client saw it.
     ``digests`` has those of all its links, and perhaps of others.

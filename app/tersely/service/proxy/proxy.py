@@ -106,8 +106,10 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedServices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the proxies of all dialects share. ``monotonic`` in seconds; ``chat`` is set if chat commands are on,
-    ``shadows`` if calls may be judged for a strategy that is tried out.
+    """Services shared by the proxies of all dialects.
+
+    ``monotonic`` in seconds; ``chat`` is set if chat commands are on, ``shadows`` if calls may be judged for a strategy
+    that is tried out.
     """
 
     database: Database

@@ -51,7 +51,7 @@ NextRound = Callable[[SentCall, RoundTranscript], Coroutine[Any, Any, StartedRep
 
 
 class RoundSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay needs. ``next_round`` sends a call again with the messages of a transcript.
+    """The inputs of a relay. ``next_round`` sends a call again with the messages of a transcript.
 
     ``heartbeat`` in seconds, ``max_reply`` in bytes.
     """

@@ -65,7 +65,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hits:
-    """What was found in ``searched`` sessions. ``is_whole``: there is nothing else."""
+    """The hits in ``searched`` sessions. ``is_whole``: there are no others."""
 
     passages: tuple[Passage, ...]
     searched: int

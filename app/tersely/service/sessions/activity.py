@@ -43,7 +43,7 @@ class Activity:
         self._pause = pause
 
     async def since(self, tenant: str, at: datetime, *, limit: int = PAGE) -> list[ActivityItem]:
-        """What happened after ``at``, in order of time."""
+        """Return the activity after ``at``, in order of time."""
         async with self._database.reading(tenant) as connection:
             rows = await activity.finished(connection, tenant, at, limit)
             epochs = await activity.epochs(connection, tenant, at, limit)

@@ -39,7 +39,7 @@ from tersely.strategies.planning import report_cut_turns
 # Seconds; the lines of a long session are many.
 LIMIT = 10.0
 COUNTED_BYTES = 1024 * 1024
-"""What a process may hold of tool definitions that it has counted."""
+"""Most bytes of counted tool definitions that a process remembers."""
 LineKind = Literal["full", "truncated", "terse", "summary", "left_out", "added"]
 
 NOT_KEPT = "what this call sent was not recorded: it was made by an earlier version, or failed before it left"
@@ -111,7 +111,7 @@ class ContextWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RebuiltContext:
-    """What a call sent: its elements, the bytes of each (None: they cannot be had, ``reason`` says why)."""
+    """The context of a call: its elements, the bytes of each (None: they are not available, ``reason`` says why)."""
 
     dialect: str = ""
     elements: Sequence[SentMessage] = ()
@@ -181,7 +181,7 @@ class Calls:
         return rows[:limit], rows[limit - 1].number if len(rows) > limit else None
 
     async def context(self, tenant: str, session_id: str, number: int) -> RecordedContext:
-        """What a call sent. Raises `NotFound`."""
+        """Return the context that a call sent. Raises `NotFound`."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             row = await _require_call(connection, tenant, session_id, number)
             epoch = await _epoch_of(connection, tenant, row)

@@ -65,7 +65,7 @@ ExtraWrite = Callable[[Connection], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RequestedEpoch:
-    """What an epoch that is started on request is built from. ``last`` is the session's last call."""
+    """The inputs of an epoch that is started on request. ``last`` is the session's last call."""
 
     session: Session
     history: History

@@ -94,7 +94,7 @@ class _StrippedReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SessionState:
-    """What appending needs to know of a session; ``session`` is None for a new one.
+    """The state of a session that appending reads; ``session`` is None for a new one.
 
     ``last_link`` is the last link, ``turn`` its turn, ``superseded`` are the sequence numbers of instructions that the
     new messages replace, ``memos`` the memos that come with a new message, by its index, and ``tags`` the kinds of tags

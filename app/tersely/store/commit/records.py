@@ -73,7 +73,7 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a write adds to a session's figures; the texts stay as they are where they are None."""
+    """Increments of a session's figures by a write; a text that is None stays as it was."""
 
     title: str | None = None
     client: str | None = None

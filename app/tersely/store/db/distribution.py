@@ -48,7 +48,7 @@ class DistributionError(TerselyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What was done: tables by tenant, tables on every node, and the rows that were moved."""
+    """The result of a distribution: tables by tenant, tables on every node, and the rows that were moved."""
 
     by_tenant: tuple[str, ...]
     everywhere: tuple[str, ...]

@@ -81,7 +81,7 @@ Pooler = Literal["off", "on", "prepared"]
 
 
 class ServerKind(Enum):
-    """What a server is, and so how a transaction on it begins."""
+    """The kind of a server, which decides how a transaction on it begins."""
 
     ALONE = "alone"
     """All of a plain Postgres."""

@@ -302,7 +302,10 @@ async def content(connection: Connection, tenant: str, session_id: str, seqs: Se
 async def live_from(
     connection: Connection, tenant: str, session_id: str, cut: int, *, last: int | None = None
 ) -> list[StoredMessage]:
-    """What the model may see from ``cut`` on, in order, without instructions. Long stretches are read in portions."""
+    """Return the messages that the model may see from ``cut`` on, in order, without instructions.
+
+    Long stretches are read in portions.
+    """
     if last is None or last - cut < MANY:
         records = _up_to(await connection.fetch(LIVE_FROM, tenant, session_id, cut), last)
         return await messages_from(connection, tenant, session_id, records)

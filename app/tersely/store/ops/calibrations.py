@@ -24,7 +24,7 @@ WHERE updated_at > $1 ORDER BY updated_at DESC LIMIT $2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCalibration:
-    """What the calls of a tenant taught about a model."""
+    """A model's calibration by the calls of a tenant."""
 
     tenant: str
     model: str

@@ -141,7 +141,7 @@ class CallSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarySums:
-    """What the summarizer used, by key and model."""
+    """The summarizer's use of tokens, by key and model."""
 
     key: str
     model: str
@@ -200,7 +200,7 @@ async def messages_up_to(connection: Connection, tenant: str, session_id: str, l
 
 
 async def messages_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[MessageRow]:
-    """Those of these messages that are stored, in the order of the history."""
+    """Return the given messages that are stored, in the order of the history."""
     return [MessageRow(**dict(row)) for row in await connection.fetch(MESSAGES_OF, tenant, session_id, list(seqs))]
 
 
@@ -231,6 +231,6 @@ async def sums(connection: Connection, tenant: str, *, since: datetime, until: d
 async def summary_sums(
     connection: Connection, tenant: str, *, since: date, until: date, by: GroupBy
 ) -> Sequence[SummarySums]:
-    """What the summarizer used from day ``since`` to day ``until``."""
+    """Return the summarizer's use from day ``since`` to day ``until``."""
     rows = await connection.fetch(SUMMARIES.format(key=SUMMARY_KEYS[by]), tenant, since, until)
     return [SummarySums(**dict(row)) for row in rows]

@@ -40,7 +40,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskClues:
-    """What a message after a pause shows by itself: kinds of evidence, its keywords, and the identifiers in it."""
+    """The evidence in one message after a pause: kinds of evidence, its keywords, and the identifiers in it."""
 
     kinds: frozenset[ClueKind]
     keywords: frozenset[str]

@@ -28,7 +28,7 @@ MOST_OF_WINDOW = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePrices:
-    """What a token costs that is written to the cache, and one that is read from it, relative to plain input."""
+    """The prices of a token written to the cache and of one read from it, relative to plain input."""
 
     write: float
     read: float
