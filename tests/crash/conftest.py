@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,8 @@ def data_dir() -> Iterator[Path]:
     directory = parent / "data"
     yield directory
     for process in postgres_of(directory):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(postgres_of(directory), 10)
     shutil.rmtree(parent, ignore_errors=True)
 
@@ -63,5 +65,6 @@ def launch(data_dir: Path, model: Model) -> Iterator[Launch]:
     yield start
     for running in started:
         for child in children(running.process.pid):
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # a worker ends by itself when its parent is gone
+                child.kill()
         running.kill()
