@@ -33,9 +33,9 @@ run: $(VENV)/.runtime ## install and serve on 127.0.0.1:8484 (ARGS="--upstream s
 test: $(VENV)/.dev ## install and run all tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-distributed: $(VENV)/.dev ## run store, service, proxy and node tests on a Citus cluster (TERSELY_TEST_DISTRIBUTED_URL: its coordinator)
+test-distributed: $(VENV)/.dev ## run store, service, proxy, backup and node tests on a Citus cluster (TERSELY_TEST_DISTRIBUTED_URL: its coordinator)
 	@test -n "$$TERSELY_TEST_DISTRIBUTED_URL" || { echo "TERSELY_TEST_DISTRIBUTED_URL=postgresql://superuser@coordinator/postgres is needed (docs/scaling.md)" >&2; exit 1; }
-	$(BIN)/python -m pytest -n 1 tests/store tests/service tests/proxy tests/replicas/test_nodes.py $(ARGS)
+	$(BIN)/python -m pytest -n 1 tests/store tests/service tests/proxy tests/cli/test_backup.py tests/replicas/test_nodes.py $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests: what CI runs
 	$(BIN)/ruff format --check .

@@ -34,7 +34,7 @@ _NOT_FORWARDED: Final = frozenset(
 _NOT_RETURNED: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"trailer", b"upgrade"})
 
 
-class Passthrough:
+class BarePassthrough:
     """Forward every request to one upstream."""
 
     def __init__(self, upstream: str) -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--upstream", required=True, help="base URL without a path")
     args = parser.parse_args()
     config = uvicorn.Config(
-        Passthrough(args.upstream),
+        BarePassthrough(args.upstream),
         host="127.0.0.1",
         port=args.port,
         http="httptools",

@@ -1,4 +1,4 @@
-"""How many Python functions one call of a conversation goes through, and in how many files.
+"""Count the Python functions that one call of a conversation goes through, and their files.
 
 `python -m bench.calls [--shape agent121k] [--live 256] [--stream] [--list 40]`: one connection plays a conversation;
 the functions that its sixth request calls on the worker's main thread are counted, until the next request arrives.

@@ -1,4 +1,4 @@
-"""How large the database grows: measured for one message and one call, then calculated for any number of them.
+"""Estimate the size of the database: measured for one message and one call, then calculated for any number of them.
 
 `python -m bench.capacity [--calls 34] [--sessions 32] [--shape grow4k]` plays conversations against a service with an
 embedded Postgres, measures the bytes of each table, of its indexes, of the write-ahead log, and processor time, and
@@ -48,7 +48,7 @@ SELECT (SELECT count(*) FROM messages) AS messages, (SELECT count(*) FROM sessio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What was measured, for each message unless named otherwise. Bytes, and microseconds of processor time."""
+    """Measured figures, for each message unless named otherwise. Bytes, and microseconds of processor time."""
 
     calls_per_session: float
     messages_per_session: float

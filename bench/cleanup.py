@@ -1,4 +1,4 @@
-"""How many idle sessions the cleaner deletes in a second: `python -m bench.cleanup [--sessions 20000]`.
+"""Measure how many idle sessions the cleaner deletes in a second: `python -m bench.cleanup [--sessions 20000]`.
 
 Every session is a copy of one with three calls: its rows in all tables.
 """

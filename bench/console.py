@@ -101,7 +101,7 @@ def fill_long(http: httpx.Client) -> None:
 
 
 def seconds_of(http: httpx.Client, path: str, times: int = TIMES) -> list[float]:
-    """How long each of several requests took, after one that is not counted."""
+    """Return the durations of several requests, after one that is not counted."""
     http.get(path).raise_for_status()
     found = []
     for _ in range(times):
@@ -121,7 +121,7 @@ def in_ms(found: list[float]) -> dict[str, float]:
 
 
 def first_content(url: str) -> list[float]:
-    """How long a browser takes from the click to the first row of the long session."""
+    """Return the time that a browser takes from the click to the first row of the long session."""
     found = []
     with sync_playwright() as playwright:
         path = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -206,7 +206,7 @@ def measure_long(url: str, http: httpx.Client, dsn: str, pid: int) -> dict[str, 
 
 
 def measure_live(url: str, http: httpx.Client, dsn: str, pid: int) -> dict[str, Any]:
-    """What viewers of the live view cost."""
+    """Measure the cost of viewers of the live view."""
     del dsn
     http.post("/v1/chat/completions", json=CALL).raise_for_status()
     return {"live_cpu_per_viewer": round(live_share(url, pid), 5)}

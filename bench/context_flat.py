@@ -70,7 +70,7 @@ def fill(api: Api, session: str, size: int) -> float:
 
 
 def timed_ms(call: Callable[[], object]) -> float:
-    """How long a call takes, in milliseconds."""
+    """Return the duration of a call in milliseconds."""
     begun = time.perf_counter()
     call()
     return (time.perf_counter() - begun) * 1000
@@ -141,7 +141,7 @@ def search_row(api: Api, rounds: int) -> dict[str, Any]:
 
 
 def context_size(api: Api, session: str) -> str:
-    """What a session's context holds, for the note."""
+    """Return the size of a session's context, for the note."""
     answer = build(api, session)
     return f"{len(answer['messages'])} messages and {answer['report']['tokens_after']:,} tokens"
 

@@ -256,8 +256,8 @@ SHOPS = ("alder", "birch", "cedar", "elm", "hazel", "linden", "maple", "rowan")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What the agent says before a tool call, the call, and the tool's output."""
+class ToolStep:
+    """The agent's words before a tool call, the call, and the tool's output."""
 
     text: str
     tool: str
@@ -270,21 +270,21 @@ class Task:
     """The user's words, the steps, and the closing words."""
 
     question: str
-    steps: tuple[Step, ...]
+    steps: tuple[ToolStep, ...]
     answer: str
 
 
-def _read(path: str, text: str) -> Step:
+def _read(path: str, text: str) -> ToolStep:
     lines = FILES[path].splitlines()
-    return Step(text, "read_file", {"path": path}, "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1)))
+    return ToolStep(text, "read_file", {"path": path}, "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1)))
 
 
-def _run(command: str, text: str, output: str) -> Step:
-    return Step(text, "run", {"command": command}, output)
+def _run(command: str, text: str, output: str) -> ToolStep:
+    return ToolStep(text, "run", {"command": command}, output)
 
 
-def _edit(path: str, text: str, old: str, new: str) -> Step:
-    return Step(text, "edit_file", {"path": path, "old": old, "new": new}, f"{path}: 1 replacement")
+def _edit(path: str, text: str, old: str, new: str) -> ToolStep:
+    return ToolStep(text, "edit_file", {"path": path, "old": old, "new": new}, f"{path}: 1 replacement")
 
 
 def _chance(*seed: object) -> int:
@@ -370,7 +370,7 @@ def _audit(shop: str, night: int, *, question: str, cause: str, path: str, old: 
                 "And what differs.",
                 _table(f"differs for {shop}", 24),
             ),
-            Step("Where does that come from?", "search", {"pattern": f"{shop}_"}, _grep(f"{shop}_", 14)),
+            ToolStep("Where does that come from?", "search", {"pattern": f"{shop}_"}, _grep(f"{shop}_", 14)),
             _edit(path, cause, old, new),
             _run(f"pytest -q -k {shop}", "The tests that concern it.", _pytest(passed)),
         ),
@@ -418,7 +418,7 @@ TASKS = (
     Task(
         "The nightly import drops rows with an empty customer id. Find out why, and mend it.",
         (
-            Step(
+            ToolStep(
                 "I look for where customer ids are read.",
                 "search",
                 {"pattern": "customer_id"},
@@ -479,7 +479,7 @@ TASKS = (
                 _pytest(19, "tests/test_rows.py::test_order_of_a_guest_is_read"),
             ),
             _run("pytest -q tests/test_rows.py", "And pass with it.", _pytest(20)),
-            Step("Who ends an import?", "search", {"pattern": "Report\\("}, _grep("Report(", 11)),
+            ToolStep("Who ends an import?", "search", {"pattern": "Report\\("}, _grep("Report(", 11)),
             _edit(
                 "orderflow/report.py",
                 "The import ends with `lines()`, so that is where a loss has to show.",
@@ -519,7 +519,7 @@ TASKS = (
         "One more: the retry waits far too long when the bucket is away. Look at the back-off.",
         (
             _read("orderflow/retry.py", "The retry."),
-            Step("Who uses it?", "search", {"pattern": "with_retries"}, _grep("with_retries", 9)),
+            ToolStep("Who uses it?", "search", {"pattern": "with_retries"}, _grep("with_retries", 9)),
             _run(
                 "grep -c transient logs/import-2026-03-0*.log",
                 "How often does it happen?",

@@ -1,4 +1,4 @@
-"""How far a tenant at full load moves another tenant's calls.
+"""Measure how much a tenant at full load delays another tenant's calls.
 
 ``python -m bench.fair_share [--seconds 20] [--reps 6] [--connections 32]``: one tenant asks a question at a time. In
 every second stretch another one sends as many calls as it can over so many connections. Replies are streams whose

@@ -1,4 +1,4 @@
-"""What later calls of conversations cost, in every combination that agents make: `make bench`.
+"""Measure later calls of conversations, in every combination that agents make: `make bench`.
 
 `python -m bench [--cells 121k,delta] [--reps 5] [--minutes 11] [--litellm]`
 
@@ -41,7 +41,7 @@ VARIANTS: Final = ("bare", "slim", "full", "bypass")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class GridCell:
     """One kind of calls. ``kind``: ``later`` calls of conversations, such with a model that takes 20 ms (``delay``),
     such that carry new messages alone (``delta``), or the first calls of ``new`` conversations.
     """
@@ -63,7 +63,7 @@ class Cell:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """What is measured."""
+        """The measured variants."""
         if self.kind == "delta":
             return "bare", "delta"
         return ("bare", "slim", "full") if self.kind == "new" else VARIANTS
@@ -71,23 +71,23 @@ class Cell:
 
 CELLS: Final = (
     *(
-        Cell(dialect=dialect, size=size, stream=stream, connections=connections)
+        GridCell(dialect=dialect, size=size, stream=stream, connections=connections)
         for dialect in ("openai", "anthropic")
         for size in SIZES
         for stream in (False, True)
         for connections in CONNECTIONS
     ),
-    *(Cell(dialect="openai", size="121k", stream=False, connections=c, kind="delay") for c in (1, 16)),
+    *(GridCell(dialect="openai", size="121k", stream=False, connections=c, kind="delay") for c in (1, 16)),
     *(
-        Cell(dialect="openai", size=s, stream=False, connections=c, kind="delta")
+        GridCell(dialect="openai", size=s, stream=False, connections=c, kind="delta")
         for s in ("4k", "121k")
         for c in (1, 16)
     ),
-    *(Cell(dialect="openai", size="4k", stream=False, connections=c, kind="new") for c in (1, 16)),
+    *(GridCell(dialect="openai", size="4k", stream=False, connections=c, kind="new") for c in (1, 16)),
 )
 # LiteLLM is measured in these, beside going direct.
 LITELLM_CELLS: Final = tuple(
-    Cell(dialect="openai", size=size, stream=False, connections=c) for size in ("4k", "121k") for c in (1, 16)
+    GridCell(dialect="openai", size=size, stream=False, connections=c) for size in ("4k", "121k") for c in (1, 16)
 )
 
 
@@ -98,12 +98,12 @@ class Goal:
     what: str
     figure: str
     limit: float
-    cells: tuple[Cell, ...]
+    cells: tuple[GridCell, ...]
     variant: str = "slim"
     is_floor: bool = False
 
 
-def _cells(**attributes: object) -> tuple[Cell, ...]:
+def _cells(**attributes: object) -> tuple[GridCell, ...]:
     wanted = {"kind": "later"} | attributes
     return tuple(cell for cell in CELLS if all(getattr(cell, name) == value for name, value in wanted.items()))
 
@@ -215,7 +215,7 @@ class Load:
             raise RuntimeError("the load ended")
         return line
 
-    def play(self, server: Server, cell: Cell, *, headers: str, seed: str) -> Sample:
+    def play(self, server: Server, cell: GridCell, *, headers: str, seed: str) -> Sample:
         """One cell against one server: the load's figures, and the CPU time of the counted calls."""
         plan = {
             "url": server.messages_url if cell.dialect == "anthropic" else server.chat_url,
@@ -248,16 +248,16 @@ class Load:
         }
 
 
-def variants_of(cell: Cell, chosen: Sequence[str]) -> list[str]:
-    """What is measured in a cell. ``chosen``: the servers that there are."""
+def variants_of(cell: GridCell, chosen: Sequence[str]) -> list[str]:
+    """Return the variants that are measured in a cell. ``chosen``: the servers that there are."""
     beside = [name for name in ("direct", "litellm") if name in chosen and cell in LITELLM_CELLS]
     return [*beside, *cell.variants]
 
 
-Samples = dict[tuple[Cell, str], list[Sample]]
+Samples = dict[tuple[GridCell, str], list[Sample]]
 
 
-def run(load: Load, running: dict[str, Server], cells: Sequence[Cell], *, reps: int, minutes: float) -> Samples:
+def run(load: Load, running: dict[str, Server], cells: Sequence[GridCell], *, reps: int, minutes: float) -> Samples:
     """All cells, `reps` times or until the time is over. Only whole repetitions count."""
     samples: Samples = defaultdict(list)
     began = time.monotonic()
@@ -267,7 +267,7 @@ def run(load: Load, running: dict[str, Server], cells: Sequence[Cell], *, reps: 
         if rep and started + longest - began > minutes * 60:
             print(f"the time is over after {rep} repetitions")
             break
-        found: dict[tuple[Cell, str], Sample] = {}
+        found: dict[tuple[GridCell, str], Sample] = {}
         for cell in cells:
             servers.set_delay(running["direct"], 20.0 if cell.kind == "delay" else 0.0)
             names = variants_of(cell, [*running] if "litellm" in running else [])

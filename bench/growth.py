@@ -1,4 +1,4 @@
-"""What a call costs that adds two messages to a conversation, beside the bare passthrough.
+"""Measure a call that adds two messages to a conversation, beside the bare passthrough.
 
 `python -m bench.growth [--cells agent121k:no:16,grow4k:no:16] [--reps 3]`: conversations of 34 calls and of 4 calls;
 the difference of their CPU time is that of 30 later calls of each. Variants take turns.

@@ -7,8 +7,8 @@ The sequence of a connection depends on the seed alone, so every server gets the
 `--plan` mixes shapes: `4k:9,200k:1` plays nine short conversations for each long one.
 Prints one JSON object; times in milliseconds.
 
-`--serve` takes one plan after another as a line of JSON (see `Plan`), so that no process is started for each. Where a
-plan has calls to warm up with, it prints a line when they are done, and goes on when it is sent one.
+`--serve` takes one plan after another as a line of JSON (see `LoadPlan`), so that no process is started for each. Where
+a plan has calls to warm up with, it prints a line when they are done, and goes on when it is sent one.
 """
 
 import argparse
@@ -45,8 +45,8 @@ _MAX_ERRORS_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to play, against whom, and for how long."""
+class LoadPlan:
+    """The calls to play, their target, and the duration."""
 
     url: str
     shapes: tuple[texts.Shape, ...]
@@ -73,8 +73,8 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What happened."""
+class LoadTally:
+    """The counts of a run."""
 
     started: int = 0
     total_ms: list[float] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """One run's figures; times in milliseconds."""
 
     requests: int
@@ -114,7 +114,7 @@ def _message(role: bytes, text: bytes) -> bytes:
     return b'{"role":"' + role + b'","content":"' + text + b'"}'
 
 
-class Conversation:
+class ClientHistory:
     """One client's history, as the bytes between the brackets of `messages`."""
 
     def __init__(self, shape: texts.Shape, *, stream: bool, keys: tuple[object, ...]) -> None:
@@ -127,7 +127,7 @@ class Conversation:
         self.tail = b'],"model":"gpt-4o-mini"' + tools + (b',"stream":true}' if stream else b"}")
 
     def _history(self) -> Iterator[bytes]:
-        """What was said before the server came in: the model's own answers, padded to the wanted size."""
+        """Return the messages from before the server came in: the model's own answers, padded to the wanted size."""
         if not self.shape.history_messages:
             return
         size = self.shape.history_bytes // self.shape.history_messages - 40
@@ -155,7 +155,7 @@ class Conversation:
 _BREAKPOINT: Final = b',"cache_control":{"type":"ephemeral"}'
 
 
-class AnthropicConversation(Conversation):
+class AnthropicConversation(ClientHistory):
     """The same in Anthropic's format, as its agents send it: a breakpoint moves along with the newest message."""
 
     def __init__(self, shape: texts.Shape, *, stream: bool, keys: tuple[object, ...]) -> None:
@@ -187,7 +187,7 @@ class AnthropicConversation(Conversation):
         self.parts.append(self._blocks(_message(b"assistant", text)))
 
 
-class DeltaConversation(Conversation):
+class DeltaConversation(ClientHistory):
     """One whose requests after the first carry nothing but their new message."""
 
     @override
@@ -199,7 +199,7 @@ class DeltaConversation(Conversation):
 class Client(asyncio.Protocol):
     """One connection that plays conversation after conversation."""
 
-    def __init__(self, plan: Plan, number: int, tally: Tally, stop_at: float) -> None:
+    def __init__(self, plan: LoadPlan, number: int, tally: LoadTally, stop_at: float) -> None:
         self.plan = plan
         self.number = number
         self.tally = tally
@@ -209,7 +209,7 @@ class Client(asyncio.Protocol):
         self.warm: asyncio.Future[None] = self.loop.create_future()
         self.requests = 0
         self.played = 0
-        self.talk: Conversation | None = None
+        self.talk: ClientHistory | None = None
         self.content = _TEXT if plan.url.endswith("/messages") else _CONTENT
         parts = urlsplit(plan.url)
         self.head = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: " % (
@@ -298,18 +298,18 @@ class Client(asyncio.Protocol):
         self.sent_at = time.perf_counter()
         self.transport.write(request)
 
-    def begin(self) -> Conversation:
+    def begin(self) -> ClientHistory:
         plan, n = self.plan, self.played
         self.played += 1
         # Connections start at different points of the plan, so that few of them do not all play one shape.
         shape = plan.shapes[(n + self.number) % len(plan.shapes)]
         stream = plan.streams[(n // len(plan.shapes) + n + self.number) % len(plan.streams)]
-        made = AnthropicConversation if plan.url.endswith("/messages") else Conversation
+        made = AnthropicConversation if plan.url.endswith("/messages") else ClientHistory
         made = DeltaConversation if plan.delta else made
         return made(shape, stream=stream, keys=(plan.seed, self.number, n))
 
     def problem(self, body: bytes) -> str:
-        """What is wrong with an answer; empty when nothing is."""
+        """Return the fault of an answer; empty when there is none."""
         assert self.talk is not None
         status = self.parser.get_status_code()
         if status != 200:
@@ -349,12 +349,12 @@ def _quantile(values: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
 
-async def play(plan: Plan) -> Report:
+async def play(plan: LoadPlan) -> LoadReport:
     """Run a plan and sum it up."""
     loop = asyncio.get_running_loop()
     parts = urlsplit(plan.url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    tally = Tally()
+    tally = LoadTally()
     started = time.perf_counter()
     stop_at = started + plan.seconds if plan.seconds else 0.0
     clients = []
@@ -370,7 +370,7 @@ async def play(plan: Plan) -> Report:
             await asyncio.gather(*(client.warm for client in clients))
             print("warm", flush=True)
             await loop.run_in_executor(None, sys.stdin.readline)
-            before, tally = tally, Tally()
+            before, tally = tally, LoadTally()
             tally.errors, tally.examples = before.errors, before.examples
             started = time.perf_counter()
             for client in clients:
@@ -380,7 +380,7 @@ async def play(plan: Plan) -> Report:
         await asyncio.gather(*(client.finished for client in clients))
     wall = max(tally.last_at - started, 1e-9)
     done = len(tally.total_ms)
-    return Report(
+    return LoadReport(
         requests=done,
         errors=tally.errors,
         examples=tally.examples,
@@ -410,7 +410,7 @@ def serve() -> None:
         given = json.loads(line)
         given["shapes"] = parse_shapes(given["shapes"])
         given["streams"] = tuple(given["streams"])
-        print(json.dumps(asdict(uvloop.run(play(Plan(**given))))), flush=True)
+        print(json.dumps(asdict(uvloop.run(play(LoadPlan(**given))))), flush=True)
 
 
 def main() -> None:
@@ -434,7 +434,7 @@ def main() -> None:
         parser.error("give --url")
     if not args.seconds and not args.requests:
         parser.error("give --seconds, --requests or both")
-    plan = Plan(
+    plan = LoadPlan(
         url=args.url,
         shapes=parse_shapes(args.plan),
         streams={"no": (False,), "yes": (True,), "both": (False, True)}[args.stream],

@@ -31,7 +31,7 @@ def sessions_of(calls: int) -> int:
 
 
 def sample(server: Server, calls: int, errors: int, figures: dict[str, Any]) -> dict[str, Any]:
-    """What is held after so many calls; ``figures`` are those of the load since the sample before."""
+    """Measure the memory after so many calls; ``figures`` are those of the load since the sample before."""
     time.sleep(SETTLE_S)
     own, database = server.memory()
     descriptors, connections = server.held()

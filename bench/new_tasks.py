@@ -134,7 +134,7 @@ class FollowUp:
 
     @property
     def is_taken(self) -> bool:
-        """Whether it is taken for a new task."""
+        """True if the message is taken for a new task."""
         running, turns = self.split()
         return starts_new_task(running, turns, pause=PAUSE)
 
@@ -201,7 +201,7 @@ def measure_moved(directory: Path) -> dict[str, Count]:
 
 
 def render_left_out(directory: Path, labels: Path) -> list[str]:
-    """What rules that are chosen without one set do on it."""
+    """Render the results of rules on a set that they were chosen without."""
     samples = []
     for each in (*follow_ups(directory, labels), *moved(directory)):
         running, turns = each.split()
@@ -253,6 +253,16 @@ def _render_precision(count: Count) -> list[str]:
     ]
 
 
+def _total(counts: Iterable[Count]) -> Count:
+    whole = Count()
+    for count in counts:
+        whole.messages += count.messages
+        whole.new += count.new
+        whole.taken += count.taken
+        whole.right += count.right
+    return whole
+
+
 def render(directory: Path, labels: Path = LABELS) -> str:
     """The whole report."""
     head = [
@@ -262,12 +272,7 @@ def render(directory: Path, labels: Path = LABELS) -> str:
     announced, others = measure_announced()
     labelled = measure_labelled(directory, labels)
     moved = measure_moved(directory)
-    whole = Count()
-    for count in (*labelled.values(), *moved.values()):
-        whole.messages += count.messages
-        whole.new += count.new
-        whole.taken += count.taken
-        whole.right += count.right
+    whole = _total((*labelled.values(), *moved.values()))
     return "\n".join(
         [
             "# New tasks and follow-ups",
@@ -308,12 +313,7 @@ def render(directory: Path, labels: Path = LABELS) -> str:
             "40 others; three patterns were mended after it, so the row is no independent estimate.",
             "",
             *head,
-            Count(
-                messages=announced.messages + others.messages,
-                new=announced.new,
-                taken=announced.taken + others.taken,
-                right=announced.right,
-            ).row("written announcements"),
+            _total((announced, others)).row("written announcements"),
             "",
             "## Together",
             "",

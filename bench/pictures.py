@@ -136,39 +136,39 @@ def draw_overview() -> str:
     )
 
 
-def draw_layers() -> str:
-    """Draw the layers of the import contracts, with the rooms of the service and the store."""
+def draw_packages() -> str:
+    """Draw the packages in the order of the import contracts, with the packages of the service and the store."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
     rows = {
-        contract["containers"][0]: [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+        contract["containers"][0]: [[name.strip() for name in line.split("|")] for line in contract["layers"]]
         for contract in contracts
         if contract["type"] == "layers"
     }
     parts = []
     left, width, gap, y = 60, 700, 8, 20.0
-    for layer in rows["tersely"]:
-        rooms = [room for each in rows.get(f"tersely.{layer[0]}", []) for room in each] if len(layer) == 1 else []
-        height = 42 if rooms else 26
-        step = (width + gap) / len(layer)
-        for number, name in enumerate(layer):
+    for line in rows["tersely"]:
+        inner = [name for each in rows.get(f"tersely.{line[0]}", []) for name in each] if len(line) == 1 else []
+        height = 42 if inner else 26
+        step = (width + gap) / len(line)
+        for number, name in enumerate(line):
             x = left + step * number
             middle = x + (step - gap) / 2
             parts.append(
                 f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{step - gap:.1f}" height="{height}" rx="5"/>'
             )
             parts.append(text(middle, y + 17, name, kind="bold", anchor="middle"))
-            if rooms:
-                parts.append(text(middle, y + 34, " · ".join(rooms), kind="small", anchor="middle"))
+            if inner:
+                parts.append(text(middle, y + 34, " · ".join(inner), kind="small", anchor="middle"))
         y += height + gap
     parts.append(arrow(30, 20, 30, y - gap))
     parts.append(text(20, 14, "imports", kind="small"))
     return svg(
         780,
         round(y + 8),
-        "The layers of the code",
-        "From top to bottom: " + "; ".join(", ".join(layer) for layer in rows["tersely"]) + ". Imports point down.",
+        "The packages of the code",
+        "From top to bottom: " + "; ".join(", ".join(line) for line in rows["tersely"]) + ". Imports point down.",
         parts,
     )
 
@@ -460,7 +460,7 @@ def documents() -> dict[Path, str]:
     page = fill(page, "results", whole_table(results))
     return {
         PICTURES / "overview.svg": draw_overview(),
-        PICTURES / "layers.svg": draw_layers(),
+        PICTURES / "packages.svg": draw_packages(),
         PICTURES / "epochs.svg": draw_epochs(measured),
         PICTURES / "savings.svg": draw_savings(results),
         PICTURES / "watermarks.svg": draw_watermarks(marks),

@@ -1,4 +1,4 @@
-"""What PgBouncer costs: processor time of Postgres and the pooler per call, direct and pooled, side by side.
+"""Measure PgBouncer: processor time of Postgres and the pooler per call, direct and pooled, side by side.
 
 `python -m bench.pooler [--pgbouncer PATH] [--cell grow4k:no:16] [--reps 3]`: three services on one embedded Postgres:
 one directly, one through PgBouncer in transaction mode, and one through it with prepared statements kept

@@ -63,7 +63,7 @@ class Question:
     evidence: frozenset[int]
 
 
-class Conversation:
+class AnnotatedConversation:
     """A conversation as a session would hold it, with its questions; messages are numbered from 0 on."""
 
     def __init__(self, record: dict[str, Any], questions: Iterable[dict[str, Any]]) -> None:
@@ -169,13 +169,13 @@ def _wire(message: dict[str, Any]) -> bytes:
     return json.dumps({"role": message["role"], "content": message["content"], **named}).encode()
 
 
-METHODS: Final[dict[str, Callable[[Conversation], Rank]]] = {
-    "newest messages": Conversation.newest,
+METHODS: Final[dict[str, Callable[[AnnotatedConversation], Rank]]] = {
+    "newest messages": AnnotatedConversation.newest,
     "BM25 k1 1.2 b .75": lambda c: c.bm25(1.2, 0.75, names=False),
     "BM25 k1 1.5 b .95": lambda c: c.bm25(1.5, 0.95, names=False),
     "BM25 k1 1.2 b .75, names": lambda c: c.bm25(1.2, 0.75, names=True),
     "BM25 k1 1.5 b .95, names": lambda c: c.bm25(1.5, 0.95, names=True),
-    "**Tersely, `relevant`**": Conversation.tersely,
+    "**Tersely, `relevant`**": AnnotatedConversation.tersely,
 }
 TURNS: Final = "**Tersely, whole turns**"
 ANSWER: Final = "**Tersely, answer of `relevant`**"
@@ -184,7 +184,7 @@ WHOLE: Final = "the same, messages shown whole"
 Measured = list[tuple[bool, list[float]]]
 
 
-def measure(conversations: Sequence[Conversation]) -> dict[str, Measured]:
+def measure(conversations: Sequence[AnnotatedConversation]) -> dict[str, Measured]:
     """For each method and question: whether its conversation was tuned on, recall at the depths, share in a context."""
     results: dict[str, Measured] = {name: [] for name in (*METHODS, TURNS, ANSWER, WHOLE)}
     for conversation in conversations:
@@ -212,11 +212,11 @@ def _share(question: Question, found: Iterable[int]) -> float:
     return len(question.evidence.intersection(found)) / len(question.evidence)
 
 
-def load(directory: Path, name: str) -> list[Conversation]:
+def load(directory: Path, name: str) -> list[AnnotatedConversation]:
     """The conversations of a set."""
     questions = [json.loads(line) for line in (directory / f"{name}_questions.jsonl").read_text().splitlines()]
     records = [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
-    return [Conversation(r, (q for q in questions if q["conv_id"] == r["id"])) for r in records]
+    return [AnnotatedConversation(r, (q for q in questions if q["conv_id"] == r["id"])) for r in records]
 
 
 def _row(name: str, measured: Measured, *, tuned: bool | None) -> str:

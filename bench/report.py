@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def machine() -> dict[str, Any]:
-    """What ran this, and with which versions."""
+    """Describe the machine and the versions of this run."""
     versions = {}
     for name in _PACKAGES:
         try:

@@ -28,7 +28,7 @@ WARM_UP_S: Final = 1.0
 MAX_ERRORS_PRINTED: Final = 3
 
 
-class Cell(NamedTuple):
+class LoadCell(NamedTuple):
     """One kind of load."""
 
     plan: str
@@ -39,16 +39,16 @@ class Cell(NamedTuple):
 
 
 CELLS: Final = (
-    *(Cell(plan, stream, c) for plan in ("4k", "200k") for stream in (False, True) for c in (1, 16, 64)),
-    Cell("4k", stream=True, connections=16, gap_ms=2.0),
-    Cell("200k-first", stream=False, connections=1),
-    Cell("200k-later", stream=False, connections=1),
+    *(LoadCell(plan, stream, c) for plan in ("4k", "200k") for stream in (False, True) for c in (1, 16, 64)),
+    LoadCell("4k", stream=True, connections=16, gap_ms=2.0),
+    LoadCell("200k-first", stream=False, connections=1),
+    LoadCell("200k-later", stream=False, connections=1),
 )
 QUICK_CELLS: Final = (
-    Cell("4k", stream=False, connections=1),
-    Cell("4k", stream=False, connections=16),
-    Cell("4k", stream=True, connections=16),
-    Cell("200k", stream=False, connections=16),
+    LoadCell("4k", stream=False, connections=1),
+    LoadCell("4k", stream=False, connections=16),
+    LoadCell("4k", stream=True, connections=16),
+    LoadCell("200k", stream=False, connections=16),
 )
 
 Sample = dict[str, float]
@@ -68,7 +68,7 @@ def play(server: Server, plan: str, *, connections: int, seed: str, more: Sequen
     return report
 
 
-def measure(server: Server, cell: Cell, *, seed: str, seconds: float) -> Sample:
+def measure(server: Server, cell: LoadCell, *, seed: str, seconds: float) -> Sample:
     """One cell against one server: the load's figures and the CPU time they cost."""
     before = server.cpu()
     stream = "yes" if cell.stream else "no"
@@ -104,17 +104,17 @@ def start(variants: Sequence[str], started: list[Server], scratch: Path) -> dict
         started.append(server)
         chosen[name] = server
     for name, server in chosen.items():
-        for cell in (Cell("4k", stream=False, connections=8), Cell("4k", stream=True, connections=8)):
+        for cell in (LoadCell("4k", stream=False, connections=8), LoadCell("4k", stream=True, connections=8)):
             measure(server, cell, seed=f"warm-{name}-{cell.stream}", seconds=WARM_UP_S)
         print(f"{name}: ready", flush=True)
     return chosen
 
 
 def run_all(
-    chosen: dict[str, Server], host: Server, cells: Sequence[Cell], *, reps: int, seconds: float
-) -> dict[tuple[Cell, str], list[Sample]]:
+    chosen: dict[str, Server], host: Server, cells: Sequence[LoadCell], *, reps: int, seconds: float
+) -> dict[tuple[LoadCell, str], list[Sample]]:
     """All cells, `reps` times, the variants taking turns and changing places."""
-    samples: dict[tuple[Cell, str], list[Sample]] = {}
+    samples: dict[tuple[LoadCell, str], list[Sample]] = {}
     names = list(chosen)
     for rep in range(reps):
         for cell in cells:
@@ -147,7 +147,7 @@ def _added(own: Sequence[Sample], direct: Sequence[Sample] | None, key: str) -> 
     return _median([a[key] - b[key] for a, b in zip(own, direct, strict=True)]) if direct else None
 
 
-def rows_of(samples: dict[tuple[Cell, str], list[Sample]]) -> list[report.Row]:
+def rows_of(samples: dict[tuple[LoadCell, str], list[Sample]]) -> list[report.Row]:
     """One row for each cell and variant."""
     rows = []
     for (cell, name), own in samples.items():
@@ -166,7 +166,7 @@ def rows_of(samples: dict[tuple[Cell, str], list[Sample]]) -> list[report.Row]:
         rows.append(row)
     order = {name: n for n, name in enumerate(VARIANTS)}
     cells = list(dict.fromkeys(cell for cell, _ in samples))
-    rows.sort(key=lambda r: (cells.index(Cell(*(r[f] for f in Cell._fields))), order[r["variant"]]))
+    rows.sort(key=lambda r: (cells.index(LoadCell(*(r[f] for f in LoadCell._fields))), order[r["variant"]]))
     return rows
 
 

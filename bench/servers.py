@@ -257,7 +257,7 @@ def set_gap(server: Server, gap_ms: float) -> None:
 
 
 def set_delay(server: Server, delay_ms: float) -> None:
-    """How long the mock model host thinks before it answers, in milliseconds."""
+    """Set the time that the mock model host takes before it answers, in milliseconds."""
     url = f"http://127.0.0.1:{server.port}/_bench/delay?ms={delay_ms}"
     with urllib.request.urlopen(urllib.request.Request(url, method="POST", data=b""), timeout=5):
         pass

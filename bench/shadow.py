@@ -1,4 +1,4 @@
-"""What a shadow costs: CPU and time of a call with `TERSELY_SHADOW`, beside the same service without.
+"""Measure a shadow: CPU and time of a call with `TERSELY_SHADOW`, beside the same service without.
 
 `python -m bench.shadow [--plan agent121k-34] [--delay 100] [--calls 272] [--reps 5]` (Linux): the services take turns
 at the same conversations, over 8 connections. The mock model host answers after so many milliseconds (0: at once, so
@@ -26,7 +26,7 @@ ENVIRONMENTS: Final = {
 
 
 def results(server: Server) -> dict[str, int]:
-    """How many calls were judged, dropped and so on."""
+    """Return how many calls were judged, dropped and so on."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found = re.findall(r'^tersely_shadow_calls_total\{result="(\w+)"\} (\S+)$', text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a cut costs and what it loses: the strategies run over recorded conversations, without a server.
+"""Simulate the cost and the losses of cuts: the strategies run over recorded conversations, without a server.
 
     python -m bench.simulate [--repeats] [FILE.jsonl ...]
 
@@ -31,7 +31,7 @@ from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot, 
 from tersely.domain.history.turns import group_turns, number_turns
 from tersely.domain.messages import Message
 from tersely.domain.tokens import estimate, estimate_text
-from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy, StartEpoch
 from tersely.strategies.planning import build_context, decide, plan_epoch
 from tersely.strategies.presets import Full, Slim, Strategy
 from tersely.strategies.summaries.activity_log import derive_terse
@@ -45,7 +45,7 @@ MEMORY = 300
 
 
 @dataclass
-class Tally:
+class SimulationTotals:
     """Sums over the calls of one or more conversations under one strategy."""
 
     calls: int = 0
@@ -62,7 +62,7 @@ class Tally:
     epochs: dict[str, int] = field(default_factory=dict)
     slowest: float = 0.0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: SimulationTotals) -> None:
         for name in (
             "calls",
             "tokens",
@@ -83,7 +83,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class RecordedHistory:
     """A recording as the store would hold it."""
 
     name: str
@@ -92,13 +92,13 @@ class Conversation:
     fixed: int
 
 
-def load(path: Path) -> Iterator[Conversation]:
+def load(path: Path) -> Iterator[RecordedHistory]:
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         yield _as_conversation(record["id"], record["messages"], FIXED.get(path.stem, FIXED_DEFAULT))
 
 
-def _as_conversation(name: str, wire: Sequence[dict[str, Any]], fixed: int) -> Conversation:
+def _as_conversation(name: str, wire: Sequence[dict[str, Any]], fixed: int) -> RecordedHistory:
     messages = []
     at = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
     times = []
@@ -113,7 +113,7 @@ def _as_conversation(name: str, wire: Sequence[dict[str, Any]], fixed: int) -> C
         for seq, (message, turn, when) in enumerate(zip(messages, turns, times, strict=True), start=1)
     ]
     instructions = "\n".join(message.text for message in messages if message.is_instruction)
-    return Conversation(
+    return RecordedHistory(
         name=name,
         entries=tuple(entry for entry in entries if not entry.message.is_instruction),
         instructions=instructions,
@@ -130,12 +130,12 @@ def _time_of(given: dict[str, Any], last: datetime) -> datetime:
 
 
 def simulate(
-    conversation: Conversation, strategy: Strategy, policy: Policy, *, warm: bool = True, repeats: bool = False
-) -> Tally:
+    conversation: RecordedHistory, strategy: Strategy, policy: Policy, *, warm: bool = True, repeats: bool = False
+) -> SimulationTotals:
     """Play the conversation. ``warm`` leaves the clock still, so that no cache ever goes cold; ``repeats`` replaces
     repeated text by references.
     """
-    tally = Tally()
+    tally = SimulationTotals()
     epoch: Epoch | None = None
     last_call: datetime | None = None
     sent: list[tuple[bytes, int]] = []
@@ -151,11 +151,17 @@ def simulate(
         snapshot = replace(snapshot, folds_repeats=repeats)
         started = perf_counter()
         decision = decide(snapshot, strategy=strategy, policy=policy, now=now)
-        if isinstance(decision, Advance) or epoch is None:
-            assert isinstance(decision, Advance)
+        if isinstance(decision, StartEpoch) or epoch is None:
+            assert isinstance(decision, StartEpoch)
             material = EpochInputs(terse=tuple(t for t in terse if t.seq < entry.seq and t.turn < entry.turn)[-MEMORY:])
             epoch = plan_epoch(
-                snapshot, material, strategy=strategy, policy=policy, advance=decision, now=now, encode=estimate_text
+                snapshot,
+                material,
+                strategy=strategy,
+                policy=policy,
+                epoch_start=decision,
+                now=now,
+                encode=estimate_text,
             )
             tally.epochs[decision.reason] = tally.epochs.get(decision.reason, 0) + 1
         context = build_context(snapshot, epoch, strategy=strategy, encode=estimate_text)
@@ -198,7 +204,7 @@ def _running(entries: Iterable[Entry]) -> Iterator[int]:
 
 
 def _terse_log(entries: Sequence[Entry]) -> list[TerseEntry]:
-    """What the service would have stored at the end of each turn, none of the replies having a tag."""
+    """Return the terse log that the service would have stored at the end of each turn, if no reply has a tag."""
     return [derive_terse(turn.entries) for turn in group_turns(entries)]
 
 
@@ -210,7 +216,7 @@ def _render(message: ContextMessage) -> tuple[bytes, int]:
 
 
 def _charge(
-    tally: Tally,
+    tally: SimulationTotals,
     rendered: list[tuple[bytes, int]],
     before: list[tuple[bytes, int]],
     fixed: int,
@@ -233,7 +239,11 @@ def _charge(
 
 
 def _count_lost(
-    tally: Tally, reply: Message, history: Sequence[Entry], rendered: Sequence[tuple[bytes, int]], instructions: str
+    tally: SimulationTotals,
+    reply: Message,
+    history: Sequence[Entry],
+    rendered: Sequence[tuple[bytes, int]],
+    instructions: str,
 ) -> None:
     if not reply.calls:
         return
@@ -248,7 +258,7 @@ def _count_lost(
         tally.lost_pointing += any(name not in visible for name in pointed)
 
 
-def _count_edits(tally: Tally, reply: Message, context: Sequence[ContextMessage]) -> None:
+def _count_edits(tally: SimulationTotals, reply: Message, context: Sequence[ContextMessage]) -> None:
     wanted = [texts for call in reply.calls if (texts := replaced_texts(call))]
     if wanted:
         texts = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
@@ -286,7 +296,7 @@ def write_table(
     for path in paths:
         conversations = list(load(path))
         for name, strategy, policy in variants:
-            total = Tally()
+            total = SimulationTotals()
             worst = 0.0
             for conversation in conversations:
                 tally = simulate(conversation, strategy, policy, repeats=repeats)
@@ -296,7 +306,7 @@ def write_table(
     return "\n".join(rows)
 
 
-def _row(stem: str, name: str, tally: Tally, worst: float) -> str:
+def _row(stem: str, name: str, tally: SimulationTotals, worst: float) -> str:
     first, second = (a / b if b else 1.0 for a, b in zip(tally.price, tally.full_price, strict=True))
     share = tally.tokens / tally.full_tokens if tally.full_tokens else 1.0
     lost = _share(tally.lost, tally.referring)

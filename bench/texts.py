@@ -158,7 +158,7 @@ _WORDS: Final = [
 
 
 class Shape(NamedTuple):
-    """How the conversations of one body size are made."""
+    """The shape of the conversations of one body size."""
 
     name: str
     history_messages: int

@@ -1,4 +1,4 @@
-"""What tracing costs: CPU of a call with the spans of a share of the calls exported, beside the same service without.
+"""Measure tracing: CPU of a call with the spans of a share of the calls exported, beside the same service without.
 
 `python -m bench.tracing [--share 0.1] [--calls 1632] [--reps 7]` (Linux): the services take turns at the same
 conversations; the collector is one that reads each export and answers. Two services run without tracing: their

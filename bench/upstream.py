@@ -66,7 +66,7 @@ def _cut(text: bytes, pieces: int) -> list[bytes]:
     return [first, *(rest[i : i + step] for i in range(0, len(rest), step))]
 
 
-class Reply:
+class PreparedReply:
     """One answer text, rendered as JSON and as events with a slot of fixed width for the marker."""
 
     __slots__ = ("body", "events", "message", "message_events")
@@ -116,9 +116,9 @@ class Reply:
         ]
 
 
-def _replies(*, terse: bool) -> list[Reply]:
+def _replies(*, terse: bool) -> list[PreparedReply]:
     tail = b"\\n" + texts.terse_line(_SLOT) if terse else b""
-    return [Reply(texts.answer(b"%016x" % n).replace(b"%016x" % n, _SLOT), tail) for n in range(texts.VARIANTS)]
+    return [PreparedReply(texts.answer(b"%016x" % n).replace(b"%016x" % n, _SLOT), tail) for n in range(texts.VARIANTS)]
 
 
 class Replies:
@@ -131,7 +131,7 @@ class Replies:
         self.delay_s = 0.0
         self.counter = count()
 
-    def pick(self, body: bytes) -> tuple[bytes, Reply]:
+    def pick(self, body: bytes) -> tuple[bytes, PreparedReply]:
         """The marker of the newest question in a request and the answer to it."""
         at = body.rfind(texts.QUESTION)
         key = body[at + len(texts.QUESTION) :][: texts.MARK_DIGITS] if at >= 0 else b""
@@ -141,7 +141,7 @@ class Replies:
         return key, family[int(key[-1:], 16) % texts.VARIANTS]
 
 
-class Connection(asyncio.Protocol):
+class MockConnection(asyncio.Protocol):
     """One client connection; requests are answered in the order they came."""
 
     def __init__(self, replies: Replies) -> None:
@@ -263,7 +263,7 @@ async def serve(port: int) -> None:
     """Answer on the loopback until stopped."""
     replies = Replies()
     server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(replies), "127.0.0.1", port, backlog=1024
+        lambda: MockConnection(replies), "127.0.0.1", port, backlog=1024
     )
     await server.serve_forever()
 

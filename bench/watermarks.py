@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.simulate import PRICES, TRANSCRIPTS, Conversation, Tally, load, simulate
+from bench.simulate import PRICES, TRANSCRIPTS, RecordedHistory, SimulationTotals, load, simulate
 from tersely.strategies.epochs.policies import Auto
 from tersely.strategies.presets import Slim
 
@@ -49,9 +49,9 @@ def tokens_of(prices: Sequence[float]) -> Tokens:
     )
 
 
-def measure(name: str, conversations: Sequence[Conversation], policy: Auto) -> dict[str, Any]:
+def measure(name: str, conversations: Sequence[RecordedHistory], policy: Auto) -> dict[str, Any]:
     """Play the conversations of a file under ``policy``; ``price`` is relative to sending everything."""
-    tally = Tally()
+    tally = SimulationTotals()
     for conversation in conversations:
         tally.add(simulate(conversation, Slim(), policy))
     cut, whole = tokens_of(tally.price), tokens_of(tally.full_price)

@@ -9,9 +9,11 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tersely.store.db.server import PROPAGATE_SETTINGS
+
 CONNECT_SECONDS = 5.0
 # A migration that waits for a lock makes every later statement on that table wait behind it: it gives up soon, lets the
-# others pass, and is tried again.
+# others pass, and is tried again. The nodes of a distributed Postgres have the same limit. No migration sets another.
 LOCK_TIMEOUT = "2s"
 
 
@@ -29,6 +31,7 @@ def _run(connection: Connection) -> None:
 
 
 def _limit_waiting(connection: Connection) -> None:
+    connection.exec_driver_sql(PROPAGATE_SETTINGS)
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: a private Postgres, a fresh database per test, the shared data, hypothesis's profiles.
+"""Fixtures of all tests: a private Postgres, a fresh database per test, the shared data, hypothesis's profiles.
 
 One embedded server serves all workers of a run (the first starts it, the others join it), without flushing to disk.
 ``TEST_DATABASE_URL``, a superuser's, names a server to be used instead. The schema is migrated once into a template;

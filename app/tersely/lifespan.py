@@ -34,7 +34,7 @@ REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPassword
 
 
 class ServicePart(NamedTuple):
-    """How a part of the service is opened (None: it opens itself on first use), and how it is closed."""
+    """A part of the service with the functions that open it (None: it opens itself on first use) and close it."""
 
     open: Callable[[], Awaitable[None]] | None
     close: Callable[[], Awaitable[None]]

@@ -67,7 +67,6 @@ WHERE s.tenant_id = all_sessions.tenant_id AND s.id = all_sessions.id
 
 def upgrade() -> None:
     """Add columns that older code neither reads nor writes; fill what earlier calls tell."""
-    op.execute("SET LOCAL lock_timeout = '10s'")
     op.execute(f"ALTER TABLE calls {', '.join(f'ADD COLUMN IF NOT EXISTS {column}' for column in CALLS)}")
     op.execute(f"ALTER TABLE sessions {', '.join(f'ADD COLUMN IF NOT EXISTS {column}' for column in SESSIONS)}")
     op.execute(BACKFILL)

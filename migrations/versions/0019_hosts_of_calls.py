@@ -18,7 +18,6 @@ depends_on = None
 
 def upgrade() -> None:
     """Add columns that older code neither reads nor writes."""
-    op.execute("SET LOCAL lock_timeout = '10s'")
     op.execute("ALTER TABLE calls ADD COLUMN IF NOT EXISTS host text")
     op.execute("ALTER TABLE pending_memory ADD COLUMN IF NOT EXISTS host text")
 

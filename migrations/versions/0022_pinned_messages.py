@@ -16,7 +16,6 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the index; older code goes on with it."""
-    op.execute("SET LOCAL lock_timeout = '10s'")
     op.execute("CREATE INDEX messages_pinned ON messages (tenant_id, session_id, seq) WHERE pinned")
 
 

@@ -1,4 +1,4 @@
-"""Who may see what, and what goes wrong how: tenants, keys, unknown paths, a database that is away."""
+"""Access and failures over REST: tenants, keys, unknown paths, a database that is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is cleared goes into the memory, and the memory tells of nothing that was hidden or removed."""
+"""Cleared messages go into the memory, and the memory tells nothing of hidden or removed ones."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def test_strategies_go_by_the_ages(api: Api) -> None:
 
 @pytest.mark.parametrize("verb", ["clear", "compact"])
 async def test_daily_memory_files_a_message_under_its_given_day(api: Api, verb: str) -> None:
-    """What is summarised goes into the memory of the day on which it was said."""
+    """A summary goes into the memory of the day on which its messages were written."""
     await api.http.post("/api/sessions", json={"id": "old", "strategy": "trim"})
     await append(api, "old", conversation(4), [write(OLD)] * 8)
     done = await api.http.post(f"/api/sessions/old/{verb}")

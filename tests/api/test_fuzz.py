@@ -51,7 +51,7 @@ def service(store: Database) -> Iterator[Service]:
 
 
 def takes_wrong_values(operation: dict) -> bool:
-    """Whether requests can be wrong in more than their path, which is free text nearly everywhere."""
+    """Return whether requests can be wrong in more than their path, which is free text nearly everywhere."""
     return "requestBody" in operation or any(each["in"] == "query" for each in operation.get("parameters", []))
 
 

@@ -1,4 +1,5 @@
-"""What was dropped, taken back, removed, rewritten or cleared goes upstream no more, in whatever form it was kept.
+"""Messages that were dropped, taken back, removed, rewritten or cleared go upstream no more, in whatever form they were
+kept.
 
 Every turn has names of its own: one is in the question, in the model's call and in what it gets back, the other one
 only in the answer. Whatever speaks of a turn (summary, log, index, digest, state) quotes one of them.

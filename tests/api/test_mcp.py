@@ -111,5 +111,7 @@ async def test_limits_and_origins(database: Database) -> None:
         assert (await api.http.get("/mcp", headers=local)).status_code == 405
         assert (await api.http.post("/mcp", content=b"{", headers=local)).status_code == 422
         assert (await api.http.post("/mcp", content=b"{}", headers={"host": "127.0.0.1"})).status_code == 415
+        without_body = await api.http.post("/mcp", headers={"host": "127.0.0.1"})
+        assert without_body.status_code == 400, without_body.text
         metrics = (await api.http.get("/metrics")).text
         assert 'tersely_requests_total{dialect="",route="mcp",status="200",strategy=""} 1.0' in metrics

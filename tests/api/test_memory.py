@@ -49,6 +49,7 @@ async def test_memory_is_listed_by_day(filled: Api) -> None:
         "day": "2026-01-06",
         "session": "a",
         "first_seq": 11,
+        "ranges": [{"first_seq": 11, "last_seq": 20}],
         "last_seq": 20,
         "text": "Ports: 8484 for the service.",
         "created_at": "2026-01-06T09:00:00Z",

@@ -109,6 +109,41 @@ async def test_memory_of_cuts_by_tokens(database: Database) -> None:
         assert len(model.model.received) <= 2 * len(found) + 1
 
 
+@pytest.mark.parametrize("policy", ["auto", "every_request"])
+async def test_entries_name_the_messages_that_each_covers(database: Database, policy: str) -> None:
+    """A turn may lose its tool calls before its question and its reply: the two entries interlock, and no message is
+    in both.
+    """
+    async with with_model(database) as (_, api):
+        strategy = {"name": "trim", "max_context_tokens": 3_000}
+        await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy, "epoch": policy})
+        names: dict[int, str] = {}
+        for number in range(1, 9):
+            question, reply = turn(number)
+            steps = [step for each in range(6) for step in call_and_result(f"{number:02}{each}")]
+            for message in (question, *steps, reply):
+                answer = await api.append("s", message)
+                found = re.findall(r"(?:quokka|wombat)_\d+", message.get("content") or "")
+                names[answer.json()["last_seq"]] = found[0] if found else ""
+        found = await entries(api)
+    ranges = [each for entry in found for each in entry["ranges"]]
+    covered = [seq for run in ranges for seq in range(run["first_seq"], run["last_seq"] + 1)]
+    assert len(covered) == len(set(covered)) > 50
+    assert any(len(entry["ranges"]) > 1 for entry in found)
+    for entry in found:
+        seqs = [seq for run in entry["ranges"] for seq in range(run["first_seq"], run["last_seq"] + 1)]
+        assert (min(seqs), max(seqs)) == (entry["first_seq"], entry["last_seq"])
+        assert set(re.findall(r"(?:quokka|wombat)_\d+", entry["text"])) == {names[seq] for seq in seqs} - {""}
+
+
+def call_and_result(name: str) -> list[dict[str, Any]]:
+    call = {"id": f"c{name}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"c{name}", "content": f"quokka_9{name} {WORDS}"},
+    ]
+
+
 async def test_several_replicas_tell_of_a_cut_once(database: Database) -> None:
     async with with_model(database, 2) as (_, one, other):
         await one.http.post("/api/sessions", json={"id": "s", "strategy": "trim"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 
 import asyncpg
 import pytest
@@ -72,7 +73,10 @@ async def test_tags_in_replies_go_to_the_log_and_the_model_keeps_them(api: Api) 
     assert whole.json()["items"][1]["model_raw"]["content"] == "Done. <terse>made a palette</terse>"
     assert whole.json()["items"][0]["model_raw"] is None
     log = (await api.http.get("/api/sessions/t/terse")).json()["items"]
-    assert [(e["turnId"], e["summary"], e["source"]) for e in log] == [("t1", "made a palette", "model")]
+    (entry,) = log
+    said_at = datetime.fromisoformat(whole.json()["items"][1]["created_at"])
+    assert datetime.fromisoformat(entry.pop("ts")) == said_at
+    assert entry == {"turnId": "t1", "role": "assistant", "summary": "made a palette", "source": "model"}
 
 
 async def test_a_turn_without_a_tag_gets_a_derived_entry(api: Api) -> None:

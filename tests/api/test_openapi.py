@@ -155,7 +155,7 @@ def test_each_route_of_the_proxy_is_described(document: dict, method: str, addre
 
 
 def as_pattern(path: str) -> str:
-    """What a described path fits."""
+    """Return a pattern that matches a described path."""
     pattern = re.escape(path)
     for name, fits in (("path", ".+"), ("model", "[^/:]+"), ("id", "[^/]+")):
         pattern = pattern.replace(rf"\{{{name}\}}", fits)

@@ -54,6 +54,24 @@ async def test_a_pinned_message_comes_back_and_stays(api: Api) -> None:
     assert "port table of old" not in json.dumps((await context(api))["messages"])
 
 
+@pytest.mark.parametrize("way", ["drop", "hide"])
+@pytest.mark.parametrize("strategy", ["slim", "window", "trim", "compact", "tiered"])
+async def test_a_pin_shows_no_hidden_message(api: Api, strategy: str, way: str) -> None:
+    limits = {"trim": {"max_context_turns": 4}, "compact": {"max_tokens": 3_000}, "tiered": {"total_budget": 3_000}}
+    await long_session(api, {"name": strategy, **limits.get(strategy, {})})
+    assert (await context(api))["report"]["epoch"]["cut"] > 4
+    if way == "drop":
+        assert (await api.http.post("/api/sessions/s/turns/t1/drop")).status_code == 200
+    else:
+        assert (await api.http.patch("/api/sessions/s/messages/1", json={"model_visible": False})).status_code == 200
+    assert (await api.http.post("/api/sessions/s/messages/1/pin")).json()["pinned"] is True
+    await api.append("s", user("and now?"))
+    assert "never touch port" not in json.dumps((await context(api))["messages"])
+    if way == "hide":
+        assert (await api.http.patch("/api/sessions/s/messages/1", json={"model_visible": True})).status_code == 200
+        assert "t1 The first rule: never touch port 8484." in json.dumps((await context(api))["messages"])
+
+
 async def test_priorities_are_set_and_listed(api: Api) -> None:
     await long_session(api, "slim")
     assert (await api.http.get("/api/sessions/s/messages?limit=1")).json()["items"][0]["priority"] == 50

@@ -127,7 +127,7 @@ async def others_served(api: Api, *, within: float) -> AsyncIterator[None]:
 
 
 async def attack(api: Api, sql: str, expected: str) -> str | None:
-    """What is wrong with the answer, if something is."""
+    """Return the fault of the answer; None if there is none."""
     start = time.monotonic()
     answer = await ask(api, sql)
     took = time.monotonic() - start

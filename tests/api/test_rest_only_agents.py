@@ -74,7 +74,7 @@ async def stored(api: Api) -> Any:
 
 
 async def settled(api: Api) -> Any:
-    """What is stored once nothing more is written in the background."""
+    """Return the stored rows once nothing more is written in the background."""
     before = None
     while (now := await stored(api)) != before:
         before = now

@@ -11,7 +11,7 @@ from tests.support.services import serve
 
 
 async def test_encoded_slashes_and_a_stream_over_a_real_socket(database) -> None:
-    def use(url: str) -> None:
+    def check_over_socket(url: str) -> None:
         with httpx.Client(base_url=url, timeout=30) as http:
             for session_id in ("a/b", "ä/ö?#", "/"):
                 path = f"/api/sessions/{quote(session_id, safe='')}"
@@ -28,4 +28,4 @@ async def test_encoded_slashes_and_a_stream_over_a_real_socket(database) -> None
             assert http.get("/docs").status_code == 200
 
     with serve(database, "http://127.0.0.1:9") as service:
-        await asyncio.to_thread(use, service.url)
+        await asyncio.to_thread(check_over_socket, service.url)

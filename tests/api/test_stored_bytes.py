@@ -1,4 +1,4 @@
-"""What is stored besides the messages stays small."""
+"""The bytes that are stored besides the messages stay few."""
 
 from __future__ import annotations
 

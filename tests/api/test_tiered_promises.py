@@ -1,4 +1,4 @@
-"""What `tiered` promises beside its contexts: figures that say what came back, and instructions that always stay."""
+"""Promises of `tiered` beside its contexts: figures that say what came back, and instructions that always stay."""
 
 from __future__ import annotations
 

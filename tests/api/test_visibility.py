@@ -88,14 +88,15 @@ async def test_messages_hidden_from_the_model_are_not_counted(api: Api) -> None:
     assert after["report"]["tokens_before"] == after["report"]["tokens_after"] < 500
 
 
-async def test_a_checkpoint_is_made_of_visible_messages_only(api: Api) -> None:
+@pytest.mark.parametrize("flag", ["model_visible", "client_visible"])
+async def test_a_checkpoint_is_made_of_visible_messages_only(api: Api, flag: str) -> None:
     await api.http.post("/api/sessions", json={"id": "k", "strategy": "compact"})
     for number in range(12):
         reply = f"decided on shade_{number}.css because it is warm. " + "Some words of it. " * 60
         await api.append(
             "k", {"role": "user", "content": f"Which shade, number {number}?"}, {"role": "assistant", "content": reply}
         )
-    await change(api, 4, "k", model_visible=False)
+    await change(api, 4, "k", **{flag: False})
     assert (await api.http.post("/api/sessions/k/compact")).status_code == 200
     shown = json.dumps(await context(api, "k"))
     head = shown[: shown.index("Which shade, number 11?")]
@@ -192,7 +193,7 @@ async def both(database) -> AsyncIterator[tuple[Api, Model]]:
 
 @pytest.mark.parametrize("flag", ["model_visible", "client_visible"])
 async def test_client_that_resends_its_history_continues_its_session(both, flag: str) -> None:
-    """What is hidden from the model is not sent on, though the client sends it; nothing is stored twice."""
+    """A message that is hidden from the model is not sent on, though the client sends it; nothing is stored twice."""
     api, model = both
     history: list[dict[str, Any]] = []
 

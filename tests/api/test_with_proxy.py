@@ -133,7 +133,7 @@ async def test_calls_and_epochs_show_in_the_figures(both) -> None:
 
 @pytest.mark.parametrize("strategy", ["slim", "trim", "full"])
 async def test_figures_agree(both, strategy) -> None:
-    """What a preview says, what a call's headers say, what clearing and compacting say: with instructions and tools."""
+    """A preview, a call's headers, clearing and compacting give the same figures, with instructions and tools."""
     api, model = both
     await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy})
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

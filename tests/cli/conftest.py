@@ -45,7 +45,7 @@ class Running:
         return terminal
 
     def ask(self, method: str, path: str, **how: Any) -> httpx.Response:
-        """What its REST API answers."""
+        """Return the answer of its REST API."""
         return httpx.request(method, f"{self.url}/api{path}", **how)
 
 

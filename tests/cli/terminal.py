@@ -33,7 +33,7 @@ def environment(**given: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How a command ended, and what it wrote."""
+    """The result of a command: its exit status, and the text that it wrote."""
 
     code: int
     out: str
@@ -68,7 +68,7 @@ class Terminal:
             os.write(self.screen, key.encode() if isinstance(key, str) else key)
 
     def wait_for(self, text: str, seconds: float = 30) -> str:
-        """What comes up to ``text``, which is not waited for again."""
+        """Return the output up to ``text``; the next wait begins behind it."""
         start = time.monotonic()
         while text not in self.shown:
             assert self._read(start + seconds - time.monotonic()), f"no {text!r} in {self.shown!r}"

@@ -24,6 +24,7 @@ from tersely.store.db.migrations import migrate
 from tersely.store.ops import keys
 from tersely.store.ops.backup import write_backup
 from tests.conftest import OWNER, TERSELY, Database, Server
+from tests.store.test_distribution import on_one_server
 from tests.support.services import serve
 from tests.support.stores import open_store
 from tests.support.upstreams import scripted
@@ -143,6 +144,28 @@ async def test_everything_comes_back_in_another_database(database: Database, oth
         assert "south" not in answer.text
 
 
+async def test_everything_comes_back_in_a_migrated_database(
+    database: Database, store: Database, run: Run, tmp_path: Path
+):
+    """On a Citus cluster both are distributed."""
+    texts = await fill(database)
+    before = await content(database)
+    file = tmp_path / "tersely.tgz"
+    assert (await run(database, "backup", str(file))).returncode == 0
+    done = await run(store, "restore", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert await content(store) == before
+    with scripted() as model, serve(store, model.url, auth="keys") as service:
+        headers = {"x-tersely-key": texts["north"], "x-tersely-session": "s"}
+        body = {"model": "m", "messages": [{"role": "user", "content": "one more"}]}
+        answer = httpx.post(f"{service.url}/v1/chat/completions", headers=headers, json=body, timeout=30)
+        assert answer.headers["x-tersely-context"] == "built"
+        answer = httpx.get(f"{service.url}/api/sessions/s/messages", headers=headers)
+        assert "north asks 2" in answer.text
+        assert "one more" in answer.text
+        assert "south" not in answer.text
+
+
 async def test_restoring_needs_an_empty_database_and_a_whole_file(
     database: Database, other: Database, run: Run, tmp_path: Path
 ):
@@ -204,6 +227,7 @@ async def test_a_backup_of_an_older_version_is_brought_up_to_date(
     assert after["alembic_version"] > [("0006",)]
 
 
+@on_one_server  # the owner's dump of a coordinator succeeds, and holds no rows either
 async def test_a_plain_dump_of_the_owner_holds_no_rows(database: Database):
     """Why there are commands for that; docs/backup.md says so."""
     await put_memo(database)

@@ -22,7 +22,7 @@ Typed = Callable[..., str]
 
 @pytest.fixture
 def typed(running: Running, session: str, monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """What a command prints on success, on the test's session."""
+    """Return the output of a successful command on the test's session."""
     monkeypatch.setenv("TERSELY_URL", running.url)
     monkeypatch.setenv("TERSELY_SESSION", session)
     monkeypatch.setenv("COLUMNS", "200")

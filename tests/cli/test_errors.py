@@ -1,4 +1,6 @@
-"""What goes wrong is one line and a code, never a traceback; and nobody waits for imports that they do not need."""
+"""A failing command prints one line and ends with a code, never with a traceback; no command imports what it does not
+need.
+"""
 
 from __future__ import annotations
 

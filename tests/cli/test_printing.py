@@ -1,4 +1,4 @@
-"""What commands print: stored text on terminals and in pipes, and what NO_COLOR takes away."""
+"""The output of commands: stored text on terminals and in pipes, and the effect of NO_COLOR."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.history.context_use import Edits, identifiers
 from tersely.domain.text.terse import strip_terse
 from tersely.replay import model as model_side
-from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
+from tersely.replay.checks import StoredClientMessage, check_prefix, check_stored, compare_reply, is_mended
 from tersely.replay.edit_readiness import EditCounter
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, ReplayTotals, RequestParts, common, measure, own_tokens
@@ -210,11 +210,11 @@ def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
 
 def test_differences_in_the_store_are_found() -> None:
     sent = raws(user("a"), assistant_message("b"), user("c"), assistant_message("d"))
-    reply = Stored(raw=b'{"content":"b","role":"assistant","refusal":null}', is_reply=True)
-    held = [Stored(raw=sent[0], is_reply=False), reply, Stored(raw=sent[2], is_reply=False)]
+    reply = StoredClientMessage(raw=b'{"content":"b","role":"assistant","refusal":null}', is_reply=True)
+    held = [StoredClientMessage(raw=sent[0], is_reply=False), reply, StoredClientMessage(raw=sent[2], is_reply=False)]
     assert list(check_stored(sent[:3], held)) == []
     assert list(check_stored(sent, held)) == [(-1, "3 messages are stored instead of 4")]
-    respelled = Stored(raw=b'{"content":"c","role":"user"}', is_reply=False)
+    respelled = StoredClientMessage(raw=b'{"content":"c","role":"user"}', is_reply=False)
     ((place, what),) = check_stored(sent[:3], [*held[:2], respelled])
     assert place == 2
     assert what.startswith("stored as")

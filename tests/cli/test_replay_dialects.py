@@ -45,7 +45,7 @@ WIRES: Mapping[Dialect, WireFormat] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a user asks, what the model finds out with how many calls at once, and what it says then."""
+    """A turn: the user's question, the model's words with its calls, all at once, and its reply."""
 
     question: str
     words: str
@@ -145,7 +145,7 @@ def _message(item_id: str, text: str) -> dict[str, Any]:
 
 
 def found(path: str) -> str:
-    """What a tool finds: long enough for a cut to be worth it."""
+    """Return the result of a tool: long enough for a cut to be worth it."""
     return "\n".join(f"{n}: {path} turns the wheel by {n * 37} and keeps gear_{n} in order" for n in range(24))
 
 

@@ -24,7 +24,7 @@ from tests.support.stores import open_store
 
 
 class Ran:
-    """How a command ended."""
+    """The result of a command."""
 
     def __init__(self, code: int, output: str, error: BaseException | None) -> None:
         self.code = code
@@ -65,8 +65,10 @@ async def test_fifths_commands(run) -> None:
     assert "\x1b" not in stats.output
     assert (await run("stats", "--json")).json["messages"] == 3
     assert "tokens now" in (await run("compress")).output
-    tiered = await run("stats", "-s", "main")
-    assert "Level breakdown" not in tiered.output
+    assert "Level breakdown" not in (await run("stats", "-s", "main")).output
+    await run("config", "strategy", "tiered", "-s", "main")
+    levels = (await run("stats", "-s", "main")).output.partition("Level breakdown:\n")[2].splitlines()
+    assert [line.split(":")[0].strip() for line in levels[:4]] == ["Permanent", "Session", "Working", "Volatile"]
 
 
 async def test_looking_and_undoing(run) -> None:

@@ -204,7 +204,7 @@ AIDER = Program(
         ),
     ),
     # With the examples and file lists that stand before the history; restored, it is a conversation of its own.
-    turns=(10, 14),
+    turns=(10, 15),
     moved=6,
     loose="its history comes back in other words",
 )

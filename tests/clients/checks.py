@@ -1,4 +1,4 @@
-"""What must hold in Tersely after a program has run."""
+"""The checks of Tersely's store after a program has run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clients.relay import Seen
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What one run of a program came to. ``faults`` is empty when all is well."""
+    """The result of one run of a program. ``faults`` is empty when all is well."""
 
     program: str
     version: str
@@ -99,7 +99,7 @@ def _check_nothing_twice(
 
 
 def _check_history(outcome: Outcome, name: str, last: Seen, stored: Sequence[Mapping[str, Any]]) -> None:
-    """What is live is the last request and its reply."""
+    """Check that the live messages are the last request and its reply."""
     live = [each for each in stored if each["turn"] and view(each)]
     expected, got = sent(last), [view(each) for each in live]
     if got[: len(expected)] == expected and all(each["role"] == "assistant" for each in live[len(expected) :]):

@@ -1,4 +1,6 @@
-"""What Tersely knows of each client: ``python -m tests.clients.marks`` prints the table of `docs/clients.md`."""
+"""The marks by which Tersely knows each client: ``python -m tests.clients.marks`` prints the table of
+`docs/clients.md`.
+"""
 
 from __future__ import annotations
 

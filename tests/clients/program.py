@@ -1,4 +1,4 @@
-"""What a program is made of: how it is installed, set up and run, and what has to be found in Tersely afterwards."""
+"""The description of a program under test: its packages, settings and steps, and the sessions expected of it."""
 
 from __future__ import annotations
 

@@ -46,19 +46,19 @@ class Seen:
 
     @property
     def context(self) -> str:
-        """What went upstream: ``built``, ``passthrough`` and so on."""
+        """The value of `X-Tersely-Context`: ``built``, ``passthrough`` and so on."""
         return self.headers.get("x-tersely-context", "")
 
     @property
     def is_shortened(self) -> bool:
-        """Whether the model was sent less than the program sent."""
+        """True if the model was sent less than the program sent."""
         before, after = (self.headers.get(f"x-tersely-tokens-{when}", "0") for when in ("before", "after"))
         return int(after) < int(before)
 
 
 @dataclass(slots=True)
 class Relay:
-    """Where it listens, what it saw. ``step`` is set by whoever runs the commands."""
+    """A relay between a program and Tersely that records what it saw. ``step`` is set by whoever runs the commands."""
 
     to: str
     url: str = ""

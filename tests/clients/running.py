@@ -216,7 +216,7 @@ def _end_daemons(home: Path) -> None:
 
 
 def _keep(relay: Relay, place: Path) -> None:
-    """What passed, for whoever looks into a fault."""
+    """Keep the recorded traffic, for whoever looks into a fault."""
     folder = place / "wire"
     folder.mkdir()
     for number, seen in enumerate(relay.seen, 1):
@@ -241,7 +241,7 @@ async def serving(data: Path, log: Path, epoch: str) -> AsyncIterator[str]:
 
 
 async def _address(log: Path, process: asyncio.subprocess.Process) -> str:
-    """Where it serves, once it says so."""
+    """Return its address, once it says that it serves."""
     for _ in range(1200):
         if found := SERVES.search(log.read_text(errors="replace")):
             return found[1]

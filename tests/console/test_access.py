@@ -1,4 +1,4 @@
-"""Who gets into the console, and what its answers forbid browsers to do."""
+"""Access to the console, and the security headers of its answers."""
 
 from __future__ import annotations
 

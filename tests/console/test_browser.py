@@ -88,7 +88,7 @@ def pages(demo: Demo) -> list[tuple[str, dict[str, object]]]:
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core finds."""
+    """Return the violations that axe-core finds."""
     # A worker of the browser's own world: the page's policy forbids scripts of others.
     page.evaluate(AXE.read_text())
     found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")

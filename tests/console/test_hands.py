@@ -1,4 +1,4 @@
-"""What the console says about compacting and clearing before it is done is what happens then."""
+"""The console's previews of compacting and clearing agree with the results."""
 
 from __future__ import annotations
 

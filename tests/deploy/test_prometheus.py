@@ -82,7 +82,7 @@ class Prometheus:
         return [float(each["value"][1]) for each in self.ask("query", query=expression)["result"]]
 
     def scrapes(self) -> int:
-        """How many scrapes of the service there were that worked."""
+        """Return the number of successful scrapes of the service."""
         return int(sum(self.values('sum(count_over_time(up{job="tersely"}[1h]))')))
 
 

@@ -31,7 +31,7 @@ def payloads(stream: bytes) -> list[Any]:
 
 
 def texts(stream: bytes) -> dict[int, str]:
-    """What a client puts together from a stream, per candidate; in either wrapping."""
+    """Return the texts that a client puts together from a stream, per candidate; in either wrapping."""
     found: dict[int, str] = {}
     for payload in payloads(stream):
         for candidate in payload.get("response", payload).get("candidates", ()):

@@ -31,7 +31,7 @@ def requests(api: str) -> list[Path]:
 
 
 def client_requests(path: str) -> list[tuple[str, int, dict[str, Any]]]:
-    """What real clients sent to ``path``: client, number, body."""
+    """Return the requests of real clients to ``path``: client, number, body."""
     return [
         (each.parent.name, line["n"], line["body"])
         for each in sorted(SHARED.glob("clients/*/requests.jsonl"))

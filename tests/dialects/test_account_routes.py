@@ -1,4 +1,4 @@
-"""Which routes tenants may use with the operator's key."""
+"""Routes that tenants may use with the operator's key."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def payloads(stream: bytes) -> list[dict[str, Any]]:
 
 
 def assembled(stream: bytes) -> list[dict[str, Any]]:
-    """What the official SDKs put together from a stream: blocks are appended, deltas go to the block of their index."""
+    """Return the message that the official SDKs put together from a stream: blocks are appended, deltas go to the block
+    of their index.
+    """
     blocks: list[dict[str, Any]] = []
     for payload in payloads(stream):
         if payload["type"] == "content_block_start":

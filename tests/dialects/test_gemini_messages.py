@@ -380,6 +380,21 @@ def test_calls_never_follow_another_content_of_the_model():
     assert json.loads(written)["contents"] == [content({"text": "Log"}), joined, chunks[1], results]
 
 
+def test_client_contents_between_which_a_message_is_left_out_are_one_turn():
+    """Without the question between them, a call would directly follow another content of the model."""
+    sent = body(
+        content({"text": "Go"}),
+        content({"text": "a"}, role="model"),
+        content({"text": "More"}),
+        content(call("f", "c1"), role="model"),
+        content(response("f", {"output": "1"}, "c1")),
+    )
+    messages = read_request(sent).messages
+    written = json.loads(write(sent, [messages[0], messages[1], *messages[3:]]))["contents"]
+    joined = content({"text": "a"}, call("f", "c1"), role="model")
+    assert written == [content({"text": "Go"}), joined, content(response("f", {"output": "1"}, "c1"))]
+
+
 def test_names_and_ids_of_another_kind_do_no_harm():
     odd = raw(content({"functionResponse": {"name": ["f"], "id": {}, "response": {"output": "x"}}}))
     (result,) = read_message(odd).results

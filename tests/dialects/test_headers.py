@@ -1,4 +1,4 @@
-"""Which headers pass, and whose keys go where."""
+"""Headers that pass, and the way of each key."""
 
 from __future__ import annotations
 

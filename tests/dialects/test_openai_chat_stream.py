@@ -57,7 +57,7 @@ def payloads(stream: bytes) -> list[Any]:
 
 
 def texts(stream: bytes) -> dict[int, str]:
-    """What a client puts together from a stream, per choice."""
+    """Return the texts that a client puts together from a stream, per choice."""
     found: dict[int, str] = defaultdict(str)
     for payload in payloads(stream):
         for choice in payload.get("choices") or ():

@@ -28,7 +28,7 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What the model says in one round; ``calls`` are (name, arguments)."""
+    """The model's words in one round; ``calls`` are (name, arguments)."""
 
     text: str
     calls: tuple[tuple[str, str], ...]
@@ -188,7 +188,7 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
 
 
 def read_back(dialect: Dialect, stream: bytes) -> Reply:
-    """What a client makes of its stream."""
+    """Return the message that a client makes of its stream."""
     reader = dialect.open_stream(UNCHANGED)
     reader.feed(stream)
     reader.close()

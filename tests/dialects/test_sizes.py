@@ -1,4 +1,4 @@
-"""What only a provider understands counts by its size: within a factor of two of what the scripted host measures."""
+"""Token counts of parts that only a provider can read: between half and twice the scripted host's count."""
 
 from __future__ import annotations
 

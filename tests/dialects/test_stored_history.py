@@ -1,4 +1,4 @@
-"""What providers say when they do not have the history that a request names."""
+"""The errors of providers that do not have the history that a request names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of the layers, the tour and the generated tables agree with the code."""
+"""The map of the packages, the tour and the generated tables agree with the code."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def rows_of_table(heading: str) -> list[str]:
 @pytest.mark.parametrize(
     ("heading", "container"),
     [
-        ("The layers", "tersely"),
-        ("Rooms of the service", "tersely.service"),
-        ("Rooms of the store", "tersely.store"),
+        ("The packages", "tersely"),
+        ("Packages of the service", "tersely.service"),
+        ("Packages of the store", "tersely.store"),
     ],
 )
-def test_map_of_layers_is_that_of_the_import_contracts(heading: str, container: str) -> None:
+def test_map_of_packages_is_that_of_the_import_contracts(heading: str, container: str) -> None:
     drawn = [re.findall(r"`(\w+)`", row) for row in rows_of_table(heading)]
-    assert drawn == [[name.strip() for name in layer.split("|")] for layer in MAPS[container]]
+    assert drawn == [[name.strip() for name in line.split("|")] for line in MAPS[container]]
 
 
 def test_every_package_is_on_the_map() -> None:
-    mapped = {name.strip() for layer in MAPS["tersely"] for name in layer.split("|")}
+    mapped = {name.strip() for line in MAPS["tersely"] for name in line.split("|")}
     packages = {path.parent.name for path in (ROOT / "app" / "tersely").glob("*/__init__.py")}
     assert packages <= mapped
 

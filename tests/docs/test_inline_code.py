@@ -1,4 +1,4 @@
-"""What the prose names in backticks exists: commands with their options, settings, endpoints, metrics and files."""
+"""Names in backticks exist: commands with their options, settings, endpoints, metrics and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients tell about themselves: ids, side calls, retries."""
+"""Facts that clients tell about themselves: ids, side calls, retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reply uses of a context: the texts that it edits."""
+"""The use of a context by a reply: the texts that it edits."""
 
 from __future__ import annotations
 

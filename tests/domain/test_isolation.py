@@ -1,4 +1,4 @@
-"""What crosses between dialects: calls and results are looked at together."""
+"""Histories that cross between dialects: calls and results are read together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an incoming history meets a stored one: cases by name, and invariants over generated conversations."""
+"""Alignment of an incoming history with a stored one: cases by name, and invariants over generated conversations."""
 
 from __future__ import annotations
 
@@ -466,7 +466,7 @@ def test_questions_sent_without_their_replies_behind_a_summary_are_stored_once(
 def test_reconciling_the_tail_equals_reconciling_the_whole_history(
     requests: list[list[str]], data: st.DataObject
 ) -> None:
-    """Where the rows before a cut are known to match, they need not be looked at."""
+    """Rows before a cut need not be read if they are known to match."""
     stored = replay([(words, f"a:{number}") for number, words in enumerate(requests)])
     known = [word for word in stored.live if not word.startswith("s:")]
     cut = data.draw(st.integers(0, len(known) - 1))

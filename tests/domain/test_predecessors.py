@@ -1,4 +1,4 @@
-"""Which stored message came directly before which: branches, hidden messages, and replies that were stored late."""
+"""The stored message directly before each one: branches, hidden messages, and replies that were stored late."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ def test_a_call_costs_name_and_arguments_and_its_frame() -> None:
 def test_media_count_by_kind() -> None:
     picture = Media(kind="image", digest="d", detail="low")
     assert count_message(message("user", Text(text="look"), picture), words) == 3 + 1 + 1 + 85
+    assert count_media(Media(kind="image", digest="d")) == 1_200  # tiancaiamao/ai: an image of unknown size
     assert count_media(Media(kind="file", digest="d")) == FILE_TOKENS
 
 
@@ -51,7 +52,7 @@ def test_media_count_by_kind() -> None:
         (2048, 4096, "high", 1105),
         (4096, 8192, "low", 85),
         (512, 512, "auto", 255),
-        (0, 0, "", 765),
+        (0, 0, "", 1200),
         (1, 100_000, "high", 85 + 4 * 170),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a model may write as a tool's arguments, and what it is told."""
+"""Forms in which models write a tool's arguments, and the errors that they are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages fall into turns and steps."""
+"""Division of messages into turns and steps."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Rig:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a client of the rig sends besides."""
+        """The further headers of a client of the rig."""
         return {"X-Tersely-Key": self.key} if self.key else {}
 
     def note_start(self, replica: Program) -> None:

@@ -74,7 +74,7 @@ class Talker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What came of a round. ``healthy`` and ``spool``: after how many seconds that was. ``out``: the kind of the
+    """The result of a round. ``healthy`` and ``spool``: after how many seconds that was. ``out``: the kind of the
     client with the longest outage. ``report``: of a round that took too long, what happened in it.
     """
 
@@ -220,7 +220,7 @@ class Driver:
 
 
 async def stored_of(admin_dsn: str, conversations: Sequence[Conversation], compared: Compared) -> str:
-    """What the store holds of the conversations that are not right: session, number, place, role, status, text."""
+    """Return the stored rows of the conversations that are not right: session, number, place, role, status, text."""
     found = [*compared.lost, *compared.doubled, *compared.misplaced, *compared.split, *compared.mixed]
     wrong = [each for each in conversations if any(each.name in line for line in found)]
     connection = await asyncpg.connect(admin_dsn)

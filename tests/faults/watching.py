@@ -1,4 +1,4 @@
-"""What the rig went through in a round: looked at once a second, for the rounds that took too long."""
+"""Observe the rig once a second, for a report on rounds that took too long."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Watch:
 
 
 def _message(line: str) -> str:
-    """What a line of a log says, without ids and numbers, so that it can be counted."""
+    """Return a log line without ids and numbers, so that it can be counted."""
     with suppress(ValueError, TypeError, KeyError):
         line = json.loads(line)["message"]
     return _NUMBERS.sub("_", line)[:300]

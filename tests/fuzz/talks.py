@@ -69,7 +69,7 @@ def script(received: ReceivedRequest) -> ScriptedReply | None:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a dialect writes and reads. ``answer``: the items of a reply; ``results``: those that answer its calls."""
+    """A dialect's way to write and read. ``answer``: the items of a reply; ``results``: those that answer its calls."""
 
     user: Callable[[str], Any]
     body: Callable[[list[Any]], tuple[str, dict[str, Any]]]

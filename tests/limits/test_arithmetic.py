@@ -1,4 +1,4 @@
-"""What all workers together take of a limit: never more than it, whatever the clock does."""
+"""All workers together never use more than a limit, whatever the clock does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is over a limit is refused as the provider would refuse it, and says when to come back."""
+"""Requests over a limit are refused as the provider would refuse them, and told when to come back."""
 
 from __future__ import annotations
 

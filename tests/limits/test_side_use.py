@@ -1,4 +1,4 @@
-"""What is spent for a tenant beside its requests counts towards its limits: summaries and embeddings."""
+"""Summaries and embeddings for a tenant count towards its limits."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def key() -> str:
 
 @pytest.fixture
 def log_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What the service writes to stderr at its default level."""
+    """Return the lines that the service writes to stderr at its default level."""
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     root = logging.getLogger()

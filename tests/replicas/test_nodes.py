@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import asyncpg
@@ -31,7 +32,9 @@ ADMIN = "the-operator-s-own-key"
 TENANTS = 12
 SESSIONS = int(os.environ.get("TERSELY_TEST_SESSIONS", "72"))
 AT_ONCE = 32
+MOVE_LIMIT_SECONDS = 2.0
 KINDS = ("chat", "chat delta", "anthropic stream")
+SHARD_OF = "SELECT get_shard_id_for_distribution_column($1::text::regclass, $2::text)"
 # How many shards of the sessions each worker stores.
 PLACED = """
 SELECT n.nodeport, count(p.shardid) AS shards FROM pg_dist_node n
@@ -109,6 +112,108 @@ async def test_shards_leave_a_node_and_come_back_while_clients_talk(database: Da
     assert compared.acknowledged > len(talks)
 
 
+async def _move_held_up(database: Database, tenant: str, seconds: float) -> float:
+    """Move the shard of a tenant to another node. Somebody else locks one of its tables for so long, which no call
+    needs. Return how long the move took.
+    """
+    admin = await asyncpg.connect(database.admin_dsn)
+    from_node = await admin.fetchrow(LOCATE, tenant)
+    assert from_node is not None
+    [to_node] = [node for node in database.nodes if node != (from_node["host"], from_node["port"])][:1]
+    shard = await admin.fetchval(SHARD_OF, "sessions", tenant)
+    locked = await admin.fetchval(SHARD_OF, "shadows", tenant)
+    parts = urlsplit(database.admin_dsn)
+    host = f"{parts.username}@{from_node['host']}:{from_node['port']}"
+    other = await asyncpg.connect(urlunsplit(parts._replace(netloc=host)))
+    try:
+        await other.execute("SET citus.enable_manual_changes_to_shards = on")
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE shadows_{locked} IN ACCESS EXCLUSIVE MODE")
+            # Otherwise the move asks for the table's size and waits before it stops the writes.
+            await admin.execute("SET citus.check_available_space_before_move = off")
+            began = time.monotonic()
+            moving = asyncio.create_task(
+                admin.execute(
+                    f"SELECT citus_move_shard_placement({shard}, '{from_node['host']}', {from_node['port']}, "
+                    f"'{to_node[0]}', {to_node[1]}, shard_transfer_mode => 'block_writes')"
+                )
+            )
+            await asyncio.sleep(seconds)
+            assert not moving.done(), "the move did not wait"
+        await moving
+        took = time.monotonic() - began
+        located = await admin.fetchrow(LOCATE, tenant)
+        assert located is not None
+        assert (located["host"], located["port"]) == to_node
+        return took
+    finally:
+        await other.close()
+        await admin.close()
+
+
+async def _tenants_of_shard(database: Database, tenant: str) -> set[int]:
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        moved = await admin.fetchval(SHARD_OF, "sessions", tenant)
+        return {n for n in range(TENANTS) if await admin.fetchval(SHARD_OF, "sessions", f"t{n}") == moved}
+    finally:
+        await admin.close()
+
+
+async def test_a_shard_that_moves_for_longer_than_the_time_limit_loses_nothing(database: Database) -> None:
+    """Writes to the shard wait meanwhile. The calls of its tenants are spooled, all others go on, and all heal.
+
+    Of the other tenants nobody sends only new messages, which is refused while replies wait in a spool.
+    """
+    with (
+        scripted() as model,
+        many(
+            *(
+                serve(database, model.url, auth="keys", admin_key=ADMIN, database_timeout=MOVE_LIMIT_SECONDS)
+                for _ in range(2)
+            )
+        ) as two,
+    ):
+        model.state.script = script
+        keys = await _keys(two[0])
+        of_shard = await _tenants_of_shard(database, "t0")
+        groups: dict[bool, list[Conversation]] = {True: [], False: []}
+        for number, key in enumerate(keys):
+            for kind in KINDS:
+                if number in of_shard or "delta" not in kind:
+                    talk = Conversation(url=two[number % 2].url, kind=kind, headers={"X-Tersely-Key": key})
+                    groups[number in of_shard].append(talk)
+        found: dict[tuple[str, bool], list[tuple[Got, float]]] = {}
+
+        for name in ("before", "moves", "moved"):
+            done = asyncio.Event()
+            found |= {(name, True): [], (name, False): []}
+            talking = [
+                asyncio.create_task(_hold(each, done, found[name, is_moved]))
+                for is_moved, talks in groups.items()
+                for each in talks
+            ]
+            try:
+                await asyncio.sleep(2)
+                if name == "moves":
+                    took = await _move_held_up(database, "t0", 6 * MOVE_LIMIT_SECONDS)
+                    print(f"the move of tenants {sorted(of_shard)} took {took:.1f} s")
+            finally:
+                done.set()
+                await asyncio.gather(*talking)
+            print(_outcome(name, found[name, False], found[name, True]))
+            began = time.monotonic()
+            for each in two:
+                await waits_for_spool(each.url)
+            print(f"the spools were empty after {time.monotonic() - began:.1f} s")
+        compared = await compare(database.admin_dsn, [*groups[True], *groups[False]])
+    print(f"{compared.acknowledged} acknowledged")
+    assert compared.is_right, compared
+    assert all(set(_contexts(answers)) <= STORED for (name, _), answers in found.items() if name != "moves")
+    assert set(_contexts(found["moves", False])) <= STORED
+    assert "fail-open" in _contexts(found["moves", True])
+
+
 async def _ask_all(talks: Sequence[Conversation]) -> list[tuple[Got, float]]:
     """Ask the next question of each conversation, at most `AT_ONCE` at once. Return the answers and their times."""
     free = asyncio.Semaphore(AT_ONCE)
@@ -135,10 +240,10 @@ def _contexts(answers: Sequence[tuple[Got, float]]) -> Counter[str]:
     return Counter(got.context if got.has_ended else f"{got.status} {got.error[:80]}" for got, _ in answers)
 
 
-def _outcome(name: str, living: Sequence[tuple[Got, float]], hanging: Sequence[tuple[Got, float]]) -> str:
+def _outcome(name: str, living: Sequence[tuple[Got, float]], affected: Sequence[tuple[Got, float]]) -> str:
     parts = (
         f"{kind} {dict(_contexts(answers))}, slowest {max(took for _, took in answers):.1f} s"
-        for kind, answers in (("living", living), ("hanging", hanging))
+        for kind, answers in (("others", living), ("affected", affected))
     )
     return f"{name}: {'; '.join(parts)}"
 

@@ -1,4 +1,4 @@
-"""Who may run a query now: so many at once, tenants in turns."""
+"""Admission of queries: so many at once, tenants in turns."""
 
 from __future__ import annotations
 

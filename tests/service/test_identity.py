@@ -1,4 +1,4 @@
-"""Which session a request belongs to, on the real store, with two workers where requests race."""
+"""The session of a request, on the real store, with two workers where requests race."""
 
 from __future__ import annotations
 
@@ -576,7 +576,7 @@ def pad(text: str) -> str:
 
 
 def check_context(got: Sequence[Wire], sent: Sequence[Wire]) -> None:
-    """What is left of the client's messages stands in its order, and its last one is the last."""
+    """Check that the client's messages that are left stand in their order, and that its last one is the last."""
     own = [each for each in got if each in sent]
     assert is_subsequence(own, sent)
     assert got[-1] == sent[-1]

@@ -1,4 +1,4 @@
-"""What a process remembers of the stored bytes of sessions stays within its budget."""
+"""A process remembers the stored bytes of sessions within a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose rows a connection sees: of our own from its first moment on, and through a pooler for one transaction."""
+"""The rows that a connection sees: of our own from its first moment on, and through a pooler for one transaction."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from tersely.store.db import migrations
+from tersely.store.db.cluster import LOCATE
 from tersely.store.db.migrations import SCRIPTS, current_revision, known_revisions, migrate
 from tests.conftest import OWNER, Database, Server
-from tests.store.test_distribution import on_one_server
+from tests.store.test_distribution import on_cluster, on_one_server
 from tests.support.http import STORED
 from tests.support.services import serve
 from tests.support.upstreams import scripted
@@ -85,19 +86,20 @@ async def revision_of(database: Database) -> str:
         await connection.close()
 
 
-async def test_a_migration_lets_others_pass_while_it_waits_for_a_lock(empty: Database):
-    await migrate(empty.dsn, "0008")
+@pytest.mark.parametrize(("revision", "table"), [("0008", "messages"), ("0014", "calls"), ("0022", "reply_ids")])
+async def test_a_migration_lets_others_pass_while_it_waits_for_a_lock(empty: Database, revision: str, table: str):
+    await migrate(empty.dsn, revision)
     holder = await asyncpg.connect(empty.dsn)
     reader = await asyncpg.connect(empty.admin_dsn)
     try:
         transaction = holder.transaction()
         await transaction.start()
-        await holder.execute("LOCK TABLE messages IN ROW EXCLUSIVE MODE")  # as a long write holds it
+        await holder.execute(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE")  # as a long write holds it
         migrating = asyncio.create_task(migrate(empty.dsn))
         longest = 0.0
         for _ in range(20):
             began = time.monotonic()
-            await reader.execute("INSERT INTO messages SELECT * FROM messages WHERE false")
+            await reader.execute(f"INSERT INTO {table} SELECT * FROM {table} WHERE false")
             longest = max(longest, time.monotonic() - began)
             await asyncio.sleep(0.2)
         assert not migrating.done()
@@ -108,6 +110,42 @@ async def test_a_migration_lets_others_pass_while_it_waits_for_a_lock(empty: Dat
         await holder.close()
         await reader.close()
     assert await revision_of(empty) == current_revision()
+
+
+@on_cluster
+async def test_a_migration_that_waits_for_one_node_lets_the_tenants_of_others_pass(database: Database):
+    admin = await asyncpg.connect(database.admin_dsn)
+    await admin.execute("ALTER TABLE reply_ids DROP COLUMN conversation")
+    await admin.execute("UPDATE alembic_version SET version_num = '0022'")
+    tenants = {}
+    for number in range(32):
+        place = await admin.fetchrow(LOCATE, f"t{number}")
+        assert place is not None
+        tenants[place["host"], place["port"]] = f"t{number}"
+    await admin.close()
+    (holder, held), (writer, other) = [
+        (await asyncpg.connect(database.admin_dsn, host=host, port=port), tenants[host, port])
+        for host, port in database.nodes[:2]
+    ]
+    try:
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute("DELETE FROM reply_ids WHERE tenant_id = $1", held)
+        migrating = asyncio.create_task(migrate(database.dsn))
+        longest = 0.0
+        for _ in range(20):
+            began = time.monotonic()
+            await writer.execute("DELETE FROM reply_ids WHERE tenant_id = $1", other)
+            longest = max(longest, time.monotonic() - began)
+            await asyncio.sleep(0.2)
+        assert not migrating.done()
+        assert 1.0 < longest < 4.0, "the migration waits for the node's lock, but not for longer than its limit"
+        await transaction.commit()
+        await migrating
+    finally:
+        await holder.close()
+        await writer.close()
+    assert await revision_of(database) == current_revision()
 
 
 async def test_this_version_serves_on_a_newer_schema_and_says_so(database: Database):

@@ -9,7 +9,7 @@ import pytest
 
 from tersely.store.db.connection import Database as Store
 from tersely.store.history import session_lists
-from tersely.store.history.session_lists import Narrowing, SessionCursor, Sort
+from tersely.store.history.session_lists import SessionCursor, SessionFilter, Sort
 from tests.conftest import Database
 
 SESSIONS = 20_000
@@ -41,7 +41,9 @@ async def test_pages_hold_each_session_once_in_order(database: Database, sort: S
         cursor: SessionCursor | None = None
         async with store.reading("default") as connection:
             while True:
-                page = await session_lists.page(connection, "default", Narrowing(), sort=sort, after=cursor, limit=1000)
+                page = await session_lists.page(
+                    connection, "default", SessionFilter(), sort=sort, after=cursor, limit=1000
+                )
                 seen += [each.session.id for each in page]
                 values += [each.value for each in page if each.value is not None]
                 if len(page) < 1000:

@@ -11,7 +11,7 @@ from tersely.domain.history.history import Epoch, Reference
 from tersely.domain.history.links import PlacedMessage
 from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.history.tiers import Tier
-from tersely.store.commit.records import NewReply, Outcome, ReferencedReply
+from tersely.store.commit.records import NewReply, ReferencedReply, RequestOutcome
 from tersely.store.history.sessions import read_epoch, write_epoch
 
 # A plan as release 1 stored it.
@@ -102,4 +102,4 @@ def test_spooled_values_keep_the_names_that_earlier_releases_read() -> None:
     }
     assert {"keeper", "is_in_words"} <= spooled_names(reply)
     assert spooled_names(ReferencedReply(seq=1, own_indexes=(0,), own_before_reply=0)) >= {"seq", "own", "front"}
-    assert "answered_place" in {field.encode_name for field in msgspec.structs.fields(Outcome)}
+    assert "answered_place" in {field.encode_name for field in msgspec.structs.fields(RequestOutcome)}

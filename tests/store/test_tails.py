@@ -1,4 +1,4 @@
-"""What a process remembers of a session is what is stored, or it is not used."""
+"""The cached tail of a session equals the stored one, or it is not used."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ async def database(request: pytest.FixtureRequest, database: conftest.Database) 
 
 
 async def as_stored(database: Database, talk: Talk) -> ReplyMatch:
-    """What somebody finds who remembers nothing."""
+    """Return the tail that a process without a cache finds."""
     return await Worker(database).find(talk)
 
 
-async def is_right(worker: Worker, talk: Talk, *, remembered: bool) -> None:
-    """What ``worker`` finds is what is stored; ``remembered``: without reading it again."""
+async def assert_right_tail(worker: Worker, talk: Talk, *, remembered: bool) -> None:
+    """Check that ``worker`` finds the stored tail; ``remembered``: without reading it again."""
     before = worker.tails.get(TENANT, talk.id)
     hit = await worker.find(talk)
     assert hit == await as_stored(worker.database, talk)
@@ -154,19 +154,19 @@ async def test_the_tail_cache_equals_the_store(database: Database, apart: bool) 
     worker, talk = Worker(database), Talk("s")
     for number in range(4):
         await worker.turn(talk, f"question {number}", f"answer {number}", at=number, apart=apart)
-        await is_right(worker, talk, remembered=True)
+        await assert_right_tail(worker, talk, remembered=True)
     await worker.turn(talk, "cut here", "so be it", at=10, apart=apart, cuts=True)
-    await is_right(worker, talk, remembered=True)
+    await assert_right_tail(worker, talk, remembered=True)
     assert [tail.row.seq for tail in (await worker.find(talk)).tail or ()] == [1, 10, 11]
     await worker.turn(talk, "after the cut", "yes", at=11, apart=apart)
-    await is_right(worker, talk, remembered=True)
+    await assert_right_tail(worker, talk, remembered=True)
 
 
 async def test_turns_that_another_worker_wrote_are_seen(database: Database) -> None:
     one, other, talk = Worker(database), Worker(database), Talk("s")
     for number, worker in enumerate([one, one, other, one, one, other]):
         await worker.turn(talk, f"question {number}", f"answer {number}", at=number)
-        await is_right(one if worker is other else other, talk, remembered=False)
+        await assert_right_tail(one if worker is other else other, talk, remembered=False)
     assert [tail.row.seq for tail in (await one.find(talk)).tail or ()] == list(range(1, 14))
 
 
@@ -183,7 +183,7 @@ async def test_an_edit_is_seen(database: Database) -> None:
 
     assert [tail.row.status for tail in hit.tail or ()] == ["live", "dropped", "dropped", "live", "live"]
     assert hit.session.edited
-    await is_right(worker, talk, remembered=False)
+    await assert_right_tail(worker, talk, remembered=False)
 
 
 async def test_recreated_session_with_equal_content_is_another_session(database: Database) -> None:
@@ -195,7 +195,7 @@ async def test_recreated_session_with_equal_content_is_another_session(database:
     await other.turn(again, "first", "one", at=60)
     assert again.chains == talk.chains
 
-    await is_right(worker, talk, remembered=False)
+    await assert_right_tail(worker, talk, remembered=False)
 
     rows = list((await worker.find(talk)).tail or ())
     assert rows[0].row.digest == identity_of("system", "be longwinded").digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,9 +14,10 @@ from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessag
 from tersely.domain.history.turns import number_turns
 from tersely.domain.messages import Message
 from tersely.domain.tokens import estimate, estimate_text
-from tersely.strategies.epochs.policies import Advance, Policy
+from tersely.strategies.epochs.policies import Policy, StartEpoch
 from tersely.strategies.planning import build_context, decide, plan_epoch, with_retrieved_turns
 from tersely.strategies.presets import Strategy
+from tersely.strategies.summaries.activity_log import derive_missing
 from tests.builders import assistant, call, result, user
 
 START = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
@@ -96,13 +97,13 @@ def call_model(
     """Decide, plan if need be, and build: what the service does for one request."""
     decision = decide(snapshot, strategy=strategy, policy=policy, now=now, overflow=overflow)
     epoch = snapshot.epoch
-    if isinstance(decision, Advance):
+    if isinstance(decision, StartEpoch):
         epoch = plan_epoch(
             snapshot,
             material or EpochInputs(),
             strategy=strategy,
             policy=policy,
-            advance=decision,
+            epoch_start=decision,
             now=now,
             encode=estimate_text,
             overflows=overflows,
@@ -110,6 +111,45 @@ def call_model(
     assert epoch is not None
     whole = with_retrieved_turns(snapshot, material or EpochInputs(), epoch)
     return build_context(whole, epoch, strategy=strategy, encode=estimate_text)
+
+
+def play_calls(
+    batches: Sequence[list[Message]],
+    strategy: Strategy,
+    policy: Policy,
+    snapshot_of: Callable[[tuple[Entry, ...], Epoch | None, int], Snapshot],
+    *,
+    has_log: bool = True,
+) -> list[tuple[tuple[Entry, ...], Context]]:
+    """A call after each batch: the history, and the context. ``snapshot_of`` is given the history, the epoch in force
+    and the number of the call. ``has_log``: the turns before the running one have terse entries.
+    """
+    calls: list[tuple[tuple[Entry, ...], Context]] = []
+    messages: list[Message] = []
+    epoch: Epoch | None = None
+    for number, batch in enumerate(batches):
+        messages += batch
+        history = place(*messages)
+        past = [entry for entry in history if entry.turn < history[-1].turn]
+        material = EpochInputs(terse=derive_missing(past, ())) if has_log else EpochInputs()
+        snapshot = snapshot_of(history, epoch, number)
+        context = call_model(snapshot, strategy=strategy, policy=policy, material=material)
+        epoch = context.epoch
+        calls.append((history, context))
+    return calls
+
+
+def clear(history: tuple[Entry, ...], before: Epoch, strategy: Strategy, policy: Policy) -> Epoch:
+    """The epoch that a clearing starts behind the epoch ``before``."""
+    return plan_epoch(
+        load(history, before),
+        EpochInputs(),
+        strategy=strategy,
+        policy=policy,
+        epoch_start=StartEpoch(reason="clear"),
+        now=START,
+        encode=estimate_text,
+    )
 
 
 def shape(context: Context) -> list[str]:
@@ -133,7 +173,7 @@ words = st.builds(lambda n, w: f"{w} src/{w}_{n}.py " + "z" * n, sizes, st.sampl
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> list[Message]:
-    """What comes in between two model calls: the model's reply, then its results or the next user message."""
+    """Return the messages between two model calls: the model's reply, then its results or the next user message."""
     calls = [
         call(f"{draw(st.integers(0, 9))}_{n}", "read", {"path": draw(words)[:40]})
         for n in range(draw(st.integers(0, 3)))

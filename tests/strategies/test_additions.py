@@ -1,4 +1,4 @@
-"""When instructions and tools are added to a session: not before a share of the watermark, and without a re-write."""
+"""Instructions and tools are added to a session: not before a share of the watermark, and without a re-write."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tersely.domain.history.context import Context
-from tersely.domain.history.history import Entry, Epoch, EpochInputs
+from tersely.domain.history.history import Entry
 from tersely.domain.messages import Message
 from tersely.strategies.composition import needs_of
 from tersely.strategies.epochs.additions import is_due, may_be_due, note_of
 from tersely.strategies.epochs.policies import (
-    Advance,
     Auto,
     EveryRequest,
     Policy,
+    StartEpoch,
     content_tokens,
     fingerprint,
     parse_policy,
@@ -28,7 +28,7 @@ from tersely.strategies.epochs.policies import (
 from tersely.strategies.planning import decide, with_tiers_applied
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from tests.builders import assistant, call, result, user
-from tests.strategies.histories import START, call_model, conversations, load, place
+from tests.strategies.histories import START, call_model, conversations, load, place, play_calls
 from tests.strategies.test_properties import quick
 
 NOTE = "End each reply with a line about it."
@@ -43,21 +43,19 @@ policies = st.sampled_from([POLICY, replace(POLICY, instructions_at=0.6)])
 def play(
     batches: Sequence[list[Message]], strategy: Strategy, policy: Policy, instructions: str | None = NOTE
 ) -> list[tuple[tuple[Entry, ...], Context]]:
-    calls: list[tuple[tuple[Entry, ...], Context]] = []
-    messages: list[Message] = []
-    epoch: Epoch | None = None
-    for number, batch in enumerate(batches):
-        messages += batch
-        history = place(*messages)
-        snapshot = load(history, epoch, calls=number, instructions=instructions, read_back="context_search")
-        context = call_model(snapshot, strategy=strategy, policy=policy, material=EpochInputs())
-        epoch = context.epoch
-        calls.append((history, context))
-    return calls
+    return play_calls(
+        batches,
+        strategy,
+        policy,
+        lambda history, epoch, number: load(
+            history, epoch, calls=number, instructions=instructions, read_back="context_search"
+        ),
+        has_log=False,
+    )
 
 
 def shown(context: Context) -> list[tuple[str, str]]:
-    """What each message says, and what stands in front of it."""
+    """Return the text of each message, and the text in front of it."""
     return [(m.prefix, repr(m.message)) if isinstance(m, Entry) else ("", m.text) for m in context.messages]
 
 
@@ -216,7 +214,7 @@ def test_additions_depend_on_stored_messages_alone(turns: int, size: int) -> Non
 
     again = decide(stored, strategy=Slim(), policy=POLICY, now=START)
 
-    assert not (isinstance(again, Advance) and again.reason == "instructions")
+    assert not (isinstance(again, StartEpoch) and again.reason == "instructions")
 
 
 def test_instructions_and_memos_in_front_of_one_message_are_both_shown() -> None:

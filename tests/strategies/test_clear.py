@@ -7,13 +7,12 @@ from msgspec.structs import replace
 
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage
-from tersely.domain.tokens import estimate_text
-from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy
-from tersely.strategies.planning import first_seq_needed, plan_epoch
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy
+from tersely.strategies.planning import first_seq_needed
 from tersely.strategies.presets import STRATEGIES, Strategy
 from tersely.strategies.summaries.activity_log import derive_missing
 from tests.builders import assistant, user
-from tests.strategies.histories import START, call_model, chat, load, place
+from tests.strategies.histories import call_model, chat, clear, load, place
 
 EVERY = [kind() for kind in STRATEGIES.values()]
 AUTO = Auto(high=2_000, low=800)
@@ -21,15 +20,7 @@ AUTO = Auto(high=2_000, low=800)
 
 def cleared(history: tuple[Entry, ...], strategy: Strategy, policy: Policy) -> Epoch:
     before = call_model(load(history, None), strategy=strategy, policy=policy).epoch
-    return plan_epoch(
-        load(history, before),
-        EpochInputs(),
-        strategy=strategy,
-        policy=policy,
-        advance=Advance(reason="clear"),
-        now=START,
-        encode=estimate_text,
-    )
+    return clear(history, before, strategy, policy)
 
 
 def go_on(history: tuple[Entry, ...], epoch: Epoch, strategy: Strategy, policy: Policy) -> Context:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,7 +12,7 @@ from tersely.domain.history.history import Entry, EpochInputs, HeadMessage, Summ
 from tersely.domain.text.tool_output import DEFAULT_LIMITS
 from tersely.domain.tokens import estimate_text
 from tersely.strategies.composition import overflow_tries, summary_text
-from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Keep, Policy
+from tersely.strategies.epochs.policies import Auto, ContinueEpoch, EveryRequest, Policy, StartEpoch
 from tersely.strategies.planning import decide, plan_epoch
 from tersely.strategies.prefetch import after_cut
 from tersely.strategies.presets import Compact, Trim
@@ -79,8 +81,8 @@ def test_triggering_1_without_auto_compact_nothing_is_compacted() -> None:
     for policy in (LITERAL, Auto()):
         assert built(LONG, off, policy=policy).is_whole
     grown = load(LONG, built(LONG[:5], off, policy=Auto()).epoch)
-    assert decide(grown, strategy=off, policy=Auto(), now=START) == Keep()
-    assert decide(replace(grown, window=4_000), strategy=off, policy=Auto(), now=START) == Advance(reason="window")
+    assert decide(grown, strategy=off, policy=Auto(), now=START) == ContinueEpoch()
+    assert decide(replace(grown, window=4_000), strategy=off, policy=Auto(), now=START) == StartEpoch(reason="window")
 
 
 def test_triggering_2_at_the_limit_and_not_before() -> None:
@@ -113,7 +115,9 @@ def test_effective_limit_keep_recent_tokens_is_at_most_half_of_it() -> None:
 
 def test_split_by_tokens_where_keep_recent_tokens_is_set() -> None:
     context = built(LONG, Compact(keep_recent_tokens=1_200))
-    assert sum(entry.tokens for entry in entries(context)) <= 1_200
+    kept = sum(entry.tokens for entry in entries(context))
+    before = LONG[-len(entries(context)) - 1]
+    assert kept <= 1_200 < kept + before.tokens
 
 
 def test_split_by_count_where_keep_recent_tokens_is_0() -> None:
@@ -132,6 +136,19 @@ def test_rebuild_without_a_models_checkpoint_there_is_one_all_the_same() -> None
     (message,) = head(built(LONG, Compact(keep_recent_tokens=0)))
     assert message.text.startswith("[Previous conversation summary]\n\n")
     assert "question 1" in message.text
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_rebuild_the_next_compaction_takes_up_the_last(has_model: bool) -> None:
+    """``has_model``: the first checkpoint is a model's, and the second one is not there yet."""
+    small = Compact(keep_recent_tokens=0)
+    first = built(LONG, small, *[made("checkpoint", 1, 30, "## Goals\n- question 1")] * has_model)
+    later = chat(60, size=2_000)
+    second = call_model(load(later, first.epoch), strategy=small, policy=LITERAL)
+    assert second.epoch.cut > first.epoch.cut
+    (message,) = head(second)
+    assert message.text.count("question 1\n") == 1, "of the first checkpoint"
+    assert re.search(r"question (1[6-9]|[2-5]\d)\b", message.text), "what has been said since"
 
 
 def test_rebuild_keeps_compacted_results_until_the_next_checkpoint() -> None:
@@ -214,11 +231,11 @@ def test_under_auto_a_compaction_is_followed_by_calls_that_only_add() -> None:
 def test_under_auto_messages_are_a_limit_only_where_a_split_helps() -> None:
     by_count = Compact(max_tokens=0, keep_recent_tokens=0)
     first = built(chat(20), by_count, policy=Auto())
-    for turns, reason in ((25, "Keep"), (26, "messages")):
+    for turns, reason in ((25, "ContinueEpoch"), (26, "messages")):
         decision = decide(load(chat(turns), first.epoch), strategy=by_count, policy=Auto(), now=START)
-        assert getattr(decision, "reason", "Keep") == reason
+        assert getattr(decision, "reason", "ContinueEpoch") == reason
     whole = decide(load(chat(26), first.epoch), strategy=Compact(max_tokens=0), policy=Auto(), now=START)
-    assert getattr(whole, "reason", "Keep") == "config"
+    assert getattr(whole, "reason", "ContinueEpoch") == "config"
 
 
 @pytest.mark.parametrize(("strategy", "purpose"), [(Compact(), "checkpoint"), (Trim(), "trim")])
@@ -231,7 +248,7 @@ def test_a_summary_that_was_asked_for_is_used_although_the_newest_turns_stay(
         EpochInputs(summaries=(whole,)),
         strategy=strategy,
         policy=Auto(),
-        advance=Advance(reason="compact"),
+        epoch_start=StartEpoch(reason="compact"),
         now=START,
         encode=estimate_text,
     )

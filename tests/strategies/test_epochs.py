@@ -12,14 +12,14 @@ from msgspec import structs
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Epoch, HeadMessage, Snapshot
 from tersely.strategies.epochs.policies import (
-    Advance,
     Auto,
+    ContinueEpoch,
     CutConditions,
     EpochDecision,
     EveryRequest,
-    Keep,
     Policy,
     Reason,
+    StartEpoch,
     Stride,
     break_even_calls,
     compute_watermarks,
@@ -124,7 +124,7 @@ def epoch(cut: int = 1, *, head: int = 0) -> Epoch:
 def decided(snapshot: Snapshot, policy: Policy = SMALL, needs: CutConditions = NEEDS, **values: object) -> str:
     options: dict[str, Any] = {"now": START, "current": CURRENT} | values
     decision: EpochDecision = decide_epoch(snapshot, policy, needs, **options)
-    return decision.reason if isinstance(decision, Advance) else "keep"
+    return decision.reason if isinstance(decision, StartEpoch) else "keep"
 
 
 LONG = load(chat(60, size=400), epoch(), calls=60)
@@ -198,4 +198,4 @@ def test_watermarks_lie_between_the_fixed_part_and_the_window() -> None:
     task = load(work(3, turn="x" * 160_000), epoch())
     marks = compute_watermarks(task, Auto(), NEEDS)
     assert 40_000 < marks.low < marks.high
-    assert isinstance(decide_epoch(task, Auto(), NEEDS, now=START, current=CURRENT), Keep)
+    assert isinstance(decide_epoch(task, Auto(), NEEDS, now=START, current=CURRENT), ContinueEpoch)

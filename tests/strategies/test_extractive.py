@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.domain.tokens import estimate_text
-from tersely.strategies.summaries.extractive import derive_state, digest_result, read_sections, summarize_without_model
+from tersely.strategies.summaries.extractive import SINCE, digest_result, summarize_without_model
 from tersely.strategies.summaries.facts import SECTIONS
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import conversations, place
@@ -24,7 +25,9 @@ SESSION = place(
 
 
 def lines(text: str) -> dict[str, str]:
-    return {name: "\n".join(found) for name, found in read_sections(text).items()}
+    """The text of each section of a summary, without the dashes before its lines."""
+    sections = (part.partition("\n") for part in text.removeprefix("## ").split("\n## "))
+    return {name: body.strip().removeprefix("- ").replace("\n- ", "\n") for name, _, body in sections}
 
 
 def test_summary_names_requests_decisions_files_errors_and_open_points():
@@ -40,21 +43,19 @@ def test_summary_names_requests_decisions_files_errors_and_open_points():
     assert "no result yet of bash" in sections["Open"]
 
 
-def test_an_earlier_summary_is_taken_up():
-    earlier = summarize_without_model(SESSION[:4], limit=500, encode=estimate_text)
-    sections = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier))
-    assert "Fix the login bug" in sections["Goals"]
-    assert "port 8484" in sections["Goals"]
-    assert "guard instead" in sections["Decisions"]
-    assert "src/auth.py t1" in sections["Files and names"]
-
-
-def test_a_models_checkpoint_is_taken_up_under_its_headings():
-    checkpoint = "## Goal\nShip it\n\n## Decisions\n- JWT, because stateless\n## Next steps\n- write docs\nfree text"
-    sections = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=checkpoint))
-    assert "Ship it" in sections["Goals"]
-    assert "JWT, because stateless" in sections["Decisions"]
-    assert "write docs" in sections["Open"]
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        summarize_without_model(SESSION[:4], limit=500, encode=estimate_text),
+        "## Goal\nShip it\n\n## Decisions\n- JWT, because stateless\n## Next steps\n- write docs\nfree text",
+    ],
+    ids=["of its own", "of a model"],
+)
+def test_an_earlier_summary_stands_unchanged_before_the_later_one(earlier: str) -> None:
+    text = summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier)
+    front, _, later = text.partition(f"\n\n{SINCE}\n")
+    assert front == earlier
+    assert lines(later)["Goals"] == "t2: Good, port 8484 please"
 
 
 def test_of_a_long_history_the_beginning_and_the_newest_are_read():
@@ -100,33 +101,6 @@ def test_a_tool_result_keeps_its_call_and_both_ends():
     assert digest_result("", "", runes=800) == "(no output)"
 
 
-def test_a_state_has_the_documents_lines():
-    text = derive_state(SESSION, limit=300, encode=estimate_text)
-    heads = [line.partition(":")[0] for line in text.splitlines()]
-    assert heads == ["### STATE", "Goal", "Context", "Resolved", "Technical Anchors"]
-    assert "Goal: Good, port 8484 please" in text
-    assert "8484" in text.splitlines()[-1]
-    assert "src/auth.py" in text.splitlines()[2]
-
-
-def test_a_state_takes_no_markup_and_no_bare_numbers():
-    markup = (
-        '<div class="grid-col-main" id="x_y_1"><span data-test-id="a-b-c">took 123456 ms</span></div>\n'
-        "# 4711 items\n| 20240501 | 99999 |\n&nbsp;&#8217;"
-    )
-    messages = [
-        user(f"Fix src/parse.py on port 8484 and 10.0.0.7. MAX_DEPTH=12. {markup}"),
-        assistant(f"I fixed src/parse.py as you said.\n{markup}"),
-    ]
-    text = derive_state(place(*messages), limit=600, encode=estimate_text)
-    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    assert "Fix src/parse.py" in lines["Goal"]
-    assert "src/parse.py" in lines["Context"]
-    assert [each.strip() for each in lines["Technical Anchors"].split(";")] == ["port 8484", "10.0.0.7", "MAX_DEPTH=12"]
-    for noise in ("123456", "4711", "20240501", "99999", "grid-col", "a-b-c", "x_y_1", "span", "nbsp", "8217"):
-        assert noise not in lines["Context"] + lines["Technical Anchors"], noise
-
-
 @given(conversations, st.integers(1, 600), st.text(max_size=400))
 def test_any_history_gives_a_bounded_text(turns, limit, earlier):
     entries = place(*chain.from_iterable(turns))
@@ -135,13 +109,6 @@ def test_any_history_gives_a_bounded_text(turns, limit, earlier):
         assert text
         assert estimate_text(text) <= limit
         assert text == summarize_without_model(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
-
-
-@given(conversations, st.integers(10, 600))
-def test_any_history_gives_a_bounded_state(turns, limit):
-    text = derive_state(place(*chain.from_iterable(turns)), limit=limit, encode=estimate_text)
-    assert not text or text.startswith("### STATE")
-    assert estimate_text(text) <= limit
 
 
 @given(st.text(max_size=3_000), st.text(max_size=300), st.integers(40, 1_000))

@@ -37,7 +37,7 @@ RESULTS = ["ok", "TypeError: 'NoneType' is not subscriptable", "exit code 1\nbui
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[Message]:
-    """What is said in a turn: a question, calls that may stay without result and may be made again, a reply or none."""
+    """Generate a turn: a question, calls that may stay without result and may be made again, a reply or none."""
     messages: list[Message] = [user(draw(st.sampled_from(ASKED)))]
     for _ in range(draw(st.integers(0, 4))):
         number = draw(st.integers(1, 6))
@@ -119,7 +119,7 @@ def _waiting(entries: Sequence[Entry], of_turn: Sequence[Entry]) -> set[str]:
 
 
 def _stands(line: str, of_turn: Sequence[Entry], entries: Sequence[Entry]) -> bool:
-    """Whether the error was met in the turn, and the same call did not go well later."""
+    """Return whether the error was met in the turn, and the same call did not go well later."""
     calls: dict[str, Any] = {}
     met: dict[tuple[Any, str], Entry] = {}
     for entry in entries:

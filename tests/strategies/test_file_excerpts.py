@@ -5,15 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersely.domain.history.history import Entry, Epoch, EpochInputs
+from tersely.domain.history.history import Entry, EpochInputs
 from tersely.domain.messages import Message
-from tersely.domain.tokens import estimate_text
-from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest
+from tersely.strategies.epochs.policies import Auto, EveryRequest
 from tersely.strategies.head.file_excerpts import LAYER, follow, open_items
-from tersely.strategies.planning import plan_epoch
 from tersely.strategies.presets import Slim, parse_strategy, strategy_text
 from tests.builders import assistant, call, result, user
-from tests.strategies.histories import START, call_model, load, place
+from tests.strategies.histories import call_model, clear, load, place
 from tests.strategies.test_properties import quick
 
 PLAN = "# Plan\n- [x] Write the parser\n- [ ] Write the printer\n- [ ] Test both\n\nNotes.\n* [ ] Publish"
@@ -87,15 +85,7 @@ def test_a_cleared_context_has_no_excerpts() -> None:
     strategy, policy = Slim(files=2_000), Auto(high=3_000, low=2_400)
     before = call_model(load(history, None), strategy=strategy, policy=policy, material=EpochInputs()).epoch
     assert before.excerpts
-    after: Epoch = plan_epoch(
-        load(history, before),
-        EpochInputs(),
-        strategy=strategy,
-        policy=policy,
-        advance=Advance(reason="clear"),
-        now=START,
-        encode=estimate_text,
-    )
+    after = clear(history, before, strategy, policy)
     assert after.excerpts == ()
     assert after.head == ()
 

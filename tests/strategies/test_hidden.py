@@ -1,4 +1,4 @@
-"""What left a history is told of in no later context, in whatever form an epoch took it over; what is pinned stays.
+"""No later context tells of messages that left a history, in whatever form an epoch took them over; pinned ones stay.
 
 Each message has a name of its own, which summaries, logs and indexes quote.
 """
@@ -16,7 +16,7 @@ from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage, Snapshot, Summary
 from tersely.domain.messages import Message
 from tersely.domain.tokens import estimate_text
-from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy, Stride
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy, StartEpoch, Stride
 from tersely.strategies.planning import build_context, decide, first_seq_needed, plan_epoch
 from tersely.strategies.prefetch import after_cut, upcoming_summaries
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
@@ -113,7 +113,7 @@ class Session:
                     self.pinned.add(seqs[0])
                     self.edited = True
             case "compact" | "clear":
-                self.call(Advance(reason=act))
+                self.call(StartEpoch(reason=act))
                 if number:
                     self.act("again", 0)
                     return
@@ -121,7 +121,7 @@ class Session:
                 pass
         self.say(works=act == "work")
 
-    def call(self, requested: Advance | None = None) -> Context:
+    def call(self, requested: StartEpoch | None = None) -> Context:
         live = self.live
         reach = first_seq_needed(self.epoch, strategy=self.strategy, policy=self.policy)
         kept = set(self.epoch.kept) if self.epoch else set()
@@ -143,13 +143,13 @@ class Session:
             state_seq=reply.seq if reply else 0,
         )
         before = self.epoch
-        if isinstance(decision, Advance):
+        if isinstance(decision, StartEpoch):
             self.epoch = plan_epoch(
                 snapshot,
                 material,
                 strategy=self.strategy,
                 policy=self.policy,
-                advance=decision,
+                epoch_start=decision,
                 now=START,
                 encode=estimate_text,
             )

@@ -13,15 +13,21 @@ from msgspec import structs
 
 from tersely.domain.history.chain import split_injected
 from tersely.domain.history.context import Context
-from tersely.domain.history.history import AFTER_ALL_MESSAGES, Entry, Epoch, EpochInputs, HeadMessage, InjectedBlock
+from tersely.domain.history.history import (
+    AFTER_ALL_MESSAGES,
+    Entry,
+    Epoch,
+    HeadMessage,
+    InjectedBlock,
+    Snapshot,
+)
 from tersely.domain.messages import Message
 from tersely.domain.tokens import estimate_text
 from tersely.strategies.epochs.policies import Policy
 from tersely.strategies.head.injection import ADDITIVE_BLOCKS, ADDITIVE_TOKENS, LAYER, must_restate, newest_versions
 from tersely.strategies.presets import Slim, Strategy
-from tersely.strategies.summaries.activity_log import derive_missing
 from tests.builders import user
-from tests.strategies.histories import call_model, chat, conversations, load, place, rendered
+from tests.strategies.histories import call_model, chat, conversations, load, play_calls, rendered
 from tests.strategies.test_properties import SMALL, policies, quick, strategies
 
 MARK = re.compile(r"inj\d+x")
@@ -64,20 +70,14 @@ def blocks_of(history: Sequence[Entry]) -> tuple[InjectedBlock, ...]:
 
 def play(batches: Sequence[list[Message]], strategy: Strategy, policy: Policy) -> list[tuple[list[str], Context]]:
     """A call after each batch: the newest blocks, and the context."""
-    calls: list[tuple[list[str], Context]] = []
-    messages: list[Message] = []
-    epoch: Epoch | None = None
-    for number, batch in enumerate(batches):
-        messages += batch
-        history = place(*messages)
-        material = EpochInputs(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
+
+    def snapshot_of(history: tuple[Entry, ...], epoch: Epoch | None, number: int) -> Snapshot:
         newest = blocks_of(history)
         fixed = sum(block.tokens for block in newest)
-        snapshot = load(history, epoch, calls=number, injected=newest, fixed_tokens=fixed)
-        context = call_model(snapshot, strategy=strategy, policy=policy, material=material)
-        epoch = context.epoch
-        calls.append(([block.text for block in newest], context))
-    return calls
+        return load(history, epoch, calls=number, injected=newest, fixed_tokens=fixed)
+
+    calls = play_calls(batches, strategy, policy, snapshot_of)
+    return [([block.text for block in blocks_of(history)], context) for history, context in calls]
 
 
 def stated(context: Context) -> str:

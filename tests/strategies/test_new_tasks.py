@@ -1,4 +1,4 @@
-"""What starts a new task, and what never does (Fifth, "When to Compress vs. Retrieve")."""
+"""Messages that start a new task, and messages that never do (Fifth, "When to Compress vs. Retrieve")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in place of a text points at something that is there: over nasty histories, no number dangles."""
+"""Placeholders point at messages that are there: over nasty histories, no number dangles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every context, over generated histories with several calls in a row."""
+"""Properties of every context, over generated histories with several calls in a row."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from tersely.domain.errors import ContextTooLarge
 from tersely.domain.history.context import Context
-from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage
+from tersely.domain.history.history import Entry, HeadMessage
 from tersely.domain.history.pairing import prove_pairing
 from tersely.domain.messages import Message
 from tersely.strategies.epochs.cutting import must_stay, widest_step
-from tersely.strategies.epochs.policies import Auto, EveryRequest, Keep, Policy, Stride, TokenSums
+from tersely.strategies.epochs.policies import Auto, ContinueEpoch, EveryRequest, Policy, Stride, TokenSums
 from tersely.strategies.pipeline import count_entries
 from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
-from tersely.strategies.summaries.activity_log import derive_missing
-from tests.strategies.histories import START, call_model, conversations, load, place, rendered
+from tests.strategies.histories import START, conversations, load, play_calls, rendered
 
 SMALL = Auto(high=2_000, low=800)
 policies = st.sampled_from([SMALL, Auto(high=1_000, low=500), Stride(stride=2), EveryRequest()])
@@ -67,18 +66,12 @@ def play(
     edits: frozenset[int] = frozenset(),
 ) -> list[tuple[tuple[Entry, ...], Context]]:
     """A call after each batch; at ``edits`` the client has taken the last message before it back."""
-    calls: list[tuple[tuple[Entry, ...], Context]] = []
-    messages: list[Message] = []
-    epoch: Epoch | None = None
-    for number, batch in enumerate(batches):
-        messages += batch
-        history = place(*messages)
-        material = EpochInputs(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
-        snapshot = load(history, epoch, window=window, edited=number in edits, calls=number)
-        context = call_model(snapshot, strategy=strategy, policy=policy, material=material)
-        epoch = context.epoch
-        calls.append((history, context))
-    return calls
+    return play_calls(
+        batches,
+        strategy,
+        policy,
+        lambda history, epoch, number: load(history, epoch, window=window, edited=number in edits, calls=number),
+    )
 
 
 @quick
@@ -125,7 +118,7 @@ def test_may_need_epoch_is_false_only_where_decide_keeps_the_epoch(
         sure = surely_keeps(snapshot, strategy=strategy, policy=policy, sums=sums, widest=widest, now=now)
         event(f"{sure} of {len(everything) > 3}")
         if sure:
-            assert decide(snapshot, strategy=strategy, policy=policy, now=now) == Keep()
+            assert decide(snapshot, strategy=strategy, policy=policy, now=now) == ContinueEpoch()
 
 
 @quick

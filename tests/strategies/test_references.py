@@ -1,4 +1,4 @@
-"""What counts as an identifier, how candidates are ranked and carried, and how the index is written."""
+"""Identifiers: which texts count as one, how candidates are ranked and carried, and how the index is written."""
 
 from __future__ import annotations
 

@@ -41,6 +41,9 @@ DOCUMENT_TERSE = terse(
 )
 
 
+FIFTY = terse(*(f"did thing number {number}" for number in range(1, 51)))
+
+
 def test_context_builder_step_5_log_acknowledgement_recent_turns() -> None:
     context = call_model(
         load(chat(5), None), strategy=Slim(), policy=LITERAL, material=EpochInputs(terse=DOCUMENT_TERSE)
@@ -51,6 +54,29 @@ def test_context_builder_step_5_log_acknowledgement_recent_turns() -> None:
         *["5 user", "6 assistant", "7 user", "8 assistant", "9 user"],
     ]
     assert head_texts(context)[0] == LOG
+
+
+def test_a_hundred_turns_are_fifty_entries_and_the_last_three_turns() -> None:
+    """flo.monster, "The Result": a model that tags every second reply of 100 turns, with a tool call in each."""
+    messages = [
+        message
+        for turn in range(1, 101)
+        for message in (user(f"question {turn}"), assistant(None, call(f"c{turn}")), result(f"c{turn}", "r" * 900))
+    ]
+    tagged = tuple(replace(entry, turn=2 * entry.turn - 1, seq=3 * (2 * entry.turn - 1)) for entry in FIFTY)
+    context = call_model(
+        load(place(*messages), None),
+        strategy=Slim(derive_terse=False),
+        policy=LITERAL,
+        material=EpochInputs(terse=tagged),
+    )
+    log = head_texts(context)[0].splitlines()
+    assert log[0] == "[Context -- Activity Log]"
+    assert [line.partition(" ")[0] for line in log[1:]] == [f"[t{turn}" for turn in range(1, 98, 2)]
+    assert len(log[1:]) == 49  # turn 99 is shown whole
+    assert shape(context)[2:] == [
+        f"{seq} {role}" for seq, role in zip(range(292, 301), ["user", "assistant", "tool"] * 3, strict=True)
+    ]
 
 
 def test_context_builder_step_3_no_entry_of_a_recent_turn_is_in_the_log() -> None:

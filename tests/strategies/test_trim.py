@@ -103,6 +103,7 @@ def test_1_results_of_the_current_turn_are_not_affected() -> None:
 def test_2_more_than_20_turns_lose_the_oldest_half_of_the_complete_ones() -> None:
     assert turns(literal(chat(20))) == list(range(1, 21))
     assert turns(literal(chat(21))) == list(range(11, 22))
+    assert turns(literal(chat(22))) == list(range(12, 23))  # of 21 complete turns the larger half goes
 
 
 def test_2_trimmed_messages_stay_trimmed() -> None:
@@ -172,6 +173,10 @@ def test_2_under_auto_the_summary_comes_with_the_next_epoch_and_the_prefix_stays
     later = call_model(load(chat(22), first.epoch), strategy=Trim(), policy=Auto(), material=ready)
     assert later.epoch.number == first.epoch.number
     assert later.messages[: len(first.messages)] == first.messages
+    due = call_model(load(chat(32), later.epoch), strategy=Trim(), policy=Auto(), material=ready)
+    assert due.epoch.number == first.epoch.number + 1
+    assert "We chose sqlite." in entries(due)[0].prefix
+    assert "We chose sqlite." not in entries(later)[0].prefix
 
 
 def test_3_fewer_than_5_turns_keep_the_first_user_text_and_the_last_reply() -> None:
@@ -183,6 +188,21 @@ def test_3_first_half_of_5_or_more_turns_becomes_a_summary() -> None:
     context = literal(tool_turns(6, size=19_000), Trim(max_context_tokens=6_000))
     assert turns(context) == [4, 5, 6]
     assert "question 1" in entries(context)[0].prefix
+
+
+def test_3_the_budget_is_looked_at_after_the_turns() -> None:
+    """In the other order one half of the 21 turns would be enough."""
+    context = literal(chat(21, size=4_000), Trim(max_context_tokens=9_000))
+    assert turns(context) == list(range(16, 22))
+
+
+def test_3_under_auto_half_of_the_budget_is_for_messages() -> None:
+    small = Trim(max_context_tokens=8_000)
+    fits, over = chat(10, size=1_600), chat(11, size=1_600)
+    assert sum(entry.tokens for entry in fits) < 4_000 < sum(entry.tokens for entry in over)
+    first = call_model(load(fits, None, fixed_tokens=15_000), strategy=small, policy=Auto())
+    assert first.is_whole
+    assert turns(call_model(load(over, first.epoch, fixed_tokens=15_000), strategy=small, policy=Auto()))[0] > 1
 
 
 def test_3_the_budget_counts_instructions_and_tools() -> None:

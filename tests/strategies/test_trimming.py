@@ -63,11 +63,6 @@ def test_3_within_the_budget_nothing_changes() -> None:
     assert run(draft, (fit_budget(draft.tokens),)) is draft
 
 
-def test_2_and_3_follow_each_other() -> None:
-    draft = run(Draft(tail=chat(21, size=4_000)), (drop_half_over_turns(20), fit_budget(8_000)))
-    assert turns_of(draft) == list(range(16, 22))
-
-
 def test_4_overflow_keeps_at_most_five_turns() -> None:
     assert turns_of(run(Draft(tail=chat(9)), (keep_newest_turns(5),))) == [5, 6, 7, 8, 9]
 

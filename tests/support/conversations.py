@@ -212,7 +212,7 @@ async def waits_for_spool(url: str, limit: float = 30.0) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What the comparison found, in exchanges."""
+    """The result of the comparison, in exchanges."""
 
     acknowledged: int
     lost: tuple[str, ...] = ()

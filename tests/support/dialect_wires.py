@@ -1,4 +1,4 @@
-"""How each dialect sends a conversation: the same words in every wire format."""
+"""Conversations in each dialect: the same words in every wire format."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ class Wire:
                 given = {"model": "gpt-5-mini", "stream": stream, "input": messages}
             case "completions":
                 given = {"model": "gpt-4o-mini", "stream": stream, "messages": messages}
-            case _:
+            case place:
                 roles = {"user": "user", "assistant": "model"}
                 given = {"contents": [{"role": roles[role], "parts": [{"text": text}]} for role, text in history]}
+                if place.startswith("v1internal"):
+                    inner = {**given, **more}
+                    given, more = {"model": "gemini-3-flash", "project": "p", "request": inner}, {}
         return json.dumps({**given, **more}).encode()
 
     async def send(
@@ -55,6 +58,7 @@ WIRES = {
         path="/v1beta/models/gemini-3-flash:generateContent",
         stream_path="/v1beta/models/gemini-3-flash:streamGenerateContent?alt=sse",
     ),
+    "gemini_gca": Wire(path="/v1internal:generateContent", stream_path="/v1internal:streamGenerateContent?alt=sse"),
 }
 
 

@@ -29,7 +29,7 @@ STORED = frozenset({"built", "passthrough"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What the client got; header names in lower case."""
+    """The response to the client; header names in lower case."""
 
     status: int
     headers: Mapping[str, str]

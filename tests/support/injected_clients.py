@@ -24,7 +24,7 @@ RULES = "Always run the linter. " * 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How a dialect carries a conversation: its path, the member that holds the messages, and their shapes.
+    """A dialect's form of a conversation: its path, the member that holds the messages, and their shapes.
 
     ``usage`` writes how many tokens a host counted, those of the prompt and those of the reply.
     """
@@ -336,7 +336,7 @@ class InjectingClient:
 
 
 def question(number: int, words: int = 90) -> str:
-    """What a user says in a turn: enough to fill a context, different in each turn."""
+    """Return a user's words in a turn: enough to fill a context, different in each turn."""
     return f"Turn {number}: " + " ".join(f"part{number}x{place}" for place in range(words))
 
 

@@ -1,4 +1,4 @@
-"""How long the callbacks of a service's event loop run: CPU time of the loop's own thread, so that neighbours, such as
+"""Measure the callbacks of a service's event loop: CPU time of the loop's own thread, so that neighbours, such as
 clients and model hosts of a test, do not count.
 
 A limit in seconds holds on one machine at one clock rate. These times are divided by the time of a piece of work whose

@@ -75,7 +75,7 @@ async def until(condition: Callable[[], object], limit: float = 15.0) -> None:
 
 
 async def eventually(condition: Callable[[], Awaitable[T]], limit: float = 15.0) -> T:
-    """What ``condition`` gives once it is true."""
+    """Return the value of ``condition`` once it is true."""
     end = time.monotonic() + limit
     while not (found := await condition()):
         assert time.monotonic() < end, "that did not come to pass"

@@ -32,7 +32,7 @@ class ReceivedSpan:
 
 
 class Receiver:
-    """What a collector was sent."""
+    """The spans that a collector was sent."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tersely.replay.play import Variant
-from tersely.replay.run import Plan, run_here
+from tersely.replay.run import ReplayPlan, run_here
 from tersely.replay.table import ReplayResult
 from tersely.settings import Settings
 from tersely.transcripts.files import load_transcript
@@ -16,7 +16,7 @@ from tests.conftest import Database
 
 async def play(database: Database, paths: Sequence[Path], *variants: Variant, share: float = 1.0) -> list[ReplayResult]:
     """Play the files under each variant. ``share`` of the final replies get a tag."""
-    plan = Plan(
+    plan = ReplayPlan(
         transcripts=[load_transcript(path) for path in paths],
         variants=variants,
         share=share,

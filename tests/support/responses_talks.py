@@ -74,12 +74,12 @@ def upstream_input(model: Model, key: str) -> list[Any]:
 
 
 def words(items: list[Any]) -> list[str]:
-    """What the user said, and how often the model answered in between."""
+    """Return the user's words, and how often the model answered in between."""
     return [str(item["content"]) if item.get("role") == "user" else "-" for item in items]
 
 
 def whole_input(model: Model, key: str) -> list[Any]:
-    """What the model was shown by the newest request of ``key``: with what the host had of it."""
+    """Return the model's whole input for the newest request of ``key``: with the part that the host had of it."""
     request = json.loads(model.requests(key)[-1].body)
     named = request.get("previous_response_id")
     before = list(model.state.kept.replies[named].items) if named else []

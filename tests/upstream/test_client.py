@@ -37,7 +37,7 @@ class Host:
 
     @property
     def reader(self) -> asyncio.StreamReader:
-        """That of the connection whose script runs."""
+        """Return the reader of the connection whose script runs."""
         return self.readers[asyncio.current_task()]
 
     async def request(self) -> bytes:
@@ -121,7 +121,7 @@ async def call(upstream: Upstream, method: str = "POST", path: str = "/x", body:
 
 
 async def collect(chunks: AsyncIterator[bytes]) -> tuple[list[bytes], str]:
-    """What comes, and with what it ends."""
+    """Return the pieces that come, and the end."""
     found: list[bytes] = []
     while True:
         try:
@@ -401,6 +401,48 @@ async def test_compressed_replies_pass_as_they_come_or_are_unpacked() -> None:
         assert max(map(len, pieces)) <= 1024 * 1024
         assert reply.headers == []
         assert host.connections == 1
+
+
+@pytest.mark.parametrize("cut", [1, 500, 30_000])
+@pytest.mark.parametrize("after", [b"", b"\0" * 512, b"trailing"])
+async def test_a_compressed_reply_of_several_members_is_read_to_its_end(cut: int, after: bytes) -> None:
+    words = [b"some words %d " % number * 50 for number in range(2000)]
+    packed = b"".join(map(gzip.compress, words)) + gzip.compress(b"") + gzip.compress(b"end") + after
+
+    async def script(host: Host, writer: asyncio.StreamWriter) -> None:
+        await host.request()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n")
+        for start in range(0, cut * 20, cut):
+            writer.write(packed[start : start + cut])
+            await asyncio.sleep(0)
+        writer.write(packed[cut * 20 :])
+
+    async with running(script) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        reply.unpack(8 * MIB)
+        assert await reply.read(8 * MIB) == b"".join(words) + b"end"
+        reply.close()
+
+
+@pytest.mark.parametrize(
+    "broken", [b"\x1f\x8b\x08garbage" * 9, gzip.compress(b"x")[:-8] + b"\1" * 8], ids=["head", "checksum"]
+)
+async def test_what_came_before_a_broken_member_is_not_lost(broken: bytes) -> None:
+    packed = gzip.compress(b"a word") + broken
+
+    async def script(host: Host, writer: asyncio.StreamWriter) -> None:
+        await host.request()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed))
+        writer.write(packed)
+
+    async with running(script) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        reply.unpack(8 * MIB)
+        pieces = reply.chunks()
+        assert (await anext(pieces)).startswith(b"a word")
+        with pytest.raises(UpstreamUnavailable, match="broke off"):
+            await anext(pieces)
+        reply.close()
 
 
 async def test_nothing_is_left_open() -> None:

@@ -28,7 +28,7 @@ UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\nX-A: b c\r\n\r\n" + BODY
 
 
 class Transport:
-    """What a connection asks of its transport."""
+    """The part of a transport that a connection uses."""
 
     def __init__(self) -> None:
         self.written = b""

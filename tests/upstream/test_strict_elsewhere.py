@@ -1,4 +1,4 @@
-"""What providers other than OpenAI's were seen to take, the strict model takes as well."""
+"""Forms that providers other than OpenAI were seen to take, the strict model takes as well."""
 
 from __future__ import annotations
 

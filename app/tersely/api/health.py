@@ -26,7 +26,7 @@ STRICT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseState:
-    """Whether calls can use the database. ``schema`` describes a schema of another version, else it is empty."""
+    """The database's usability. ``schema`` describes a schema of another version, else it is empty."""
 
     is_usable: bool
     schema: str = ""

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 from fastapi import FastAPI
 
 from tersely.api.errors import in_dialect, problem
 from tersely.api.host_table import Destination, HostTable, model_in, split_name
-from tersely.api.openings import Opening, Openings
+from tersely.api.request_heads import RequestHead, RequestHeads
 from tersely.api.routes import PREFIXES, Target
 from tersely.api.transport.body import RESERVATION, App, BodyBudget, Disconnected, Receive, Scope, Send, read_body
 from tersely.api.transport.call_log import CallLog
@@ -88,7 +89,7 @@ class ProxyRoutes:
         self._auth = auth
         self._board = edge.board
         self._metrics = metrics
-        self._openings = Openings()
+        self._heads = RequestHeads()
         self._host_counter = lru_cache(maxsize=1024)(metrics.host_calls.labels)
         self._counter = lru_cache(maxsize=1024)(
             lambda route, dialect, strategy, status: metrics.requests.labels(route, dialect, strategy, str(status))
@@ -115,8 +116,8 @@ class ProxyRoutes:
         error = ShuttingDown()
         target = None
         if scope["path"].startswith(PREFIXES):
-            opening = self._openings.read(scope)
-            target = None if opening is None else opening.target
+            request_head = self._heads.read(scope)
+            target = None if request_head is None else request_head.target
         refusal = problem(error) if target is None else in_dialect(error, self._dialect(target))
         await self._refuse_unread(scope, receive, send, *refusal)
 
@@ -141,17 +142,17 @@ class ProxyRoutes:
                 return
             await self.rest(scope, receive, send)
             return
-        opening = self._openings.read(scope)
-        if opening is None:
+        request_head = self._heads.read(scope)
+        if request_head is None:
             await self.rest(scope, receive, send)
             return
-        target = opening.target
+        target = request_head.target
         self._metrics.tally.add(self._metrics.in_flight)
         status, strategy = 499, ""
         admitted = Admission(is_model_call=target.is_call)
         admission.set(admitted)
         try:
-            status, strategy = await self._serve(scope, receive, send, opening)
+            status, strategy = await self._serve(scope, receive, send, request_head)
         finally:
             admitted.close()
             self._metrics.tally.add(self._metrics.in_flight, -1)
@@ -159,90 +160,94 @@ class ProxyRoutes:
             add_fields(route=route, dialect=target.dialect, **({"outcome": "client_gone"} if status == 499 else {}))
             self._metrics.tally.add(self._counter(route, target.dialect, strategy, status))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, opening: Opening) -> tuple[int, str]:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, request_head: RequestHead) -> tuple[int, str]:
         """Answer one request; status and strategy for the metrics (499: the client went away)."""
-        received = self._monotonic()
-        is_read = False
-        tenant = ""
-        target, name, raw, headers = opening.target, opening.host, opening.raw, opening.headers
-        proxy = self._hosts.defaults[target.dialect].proxy
+        progress = _Progress(proxy=self._hosts.defaults[request_head.target.dialect].proxy, received=self._monotonic())
         try:
-            if opening.is_websocket:
-                return await _refuse_websocket(send, proxy)
-            caller = await self._auth.caller(opening.credentials)
-            tenant = caller.tenant
-            add_fields(tenant=caller.tenant, client=opening.client)
-            caller.check_client(opening.client)
-            caller.check_proxy()
-            options = opening.options()
-            need = RequestNeed(
-                is_concurrent=True,
-                is_model_call=scope["method"] == "POST",
-                stores=target.is_call and not options.bypass,
-                size=announced_size(scope),
-            )
-            admission.get().reservations = await self._limiter.admit(caller.tenant, caller.key_id, need)
-            destination = self._hosts.find(target.dialect, name, is_azure=target.is_azure)
-            by_model = (
-                not name
-                and scope["method"] == "POST"
-                and self._hosts.has_models(target.dialect, is_azure=target.is_azure)
-            )
-            route = None if by_model else _check_route(destination, target, scope["method"], raw)
-            _check_target(scope)
-            body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
-            is_read = True
-            if by_model:
-                model = target.model or await run_in_thread_if_large(len(body), model_in, body)
-                found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
-                destination = found or destination
-                route = _check_route(destination, target, scope["method"], raw)
-            proxy = destination.proxy
-            by_headers = opening.known
-            if route is not None:
-                headers, by_headers = without_account_headers(headers), {}
-            if route is not None and may_be_too_long(body, self._max_messages):
-                await run_in_thread_if_large(len(body), check_lengths, body, self._max_messages)
-            call = Call(
-                tenant=caller.tenant,
-                method=scope["method"],
-                path=target.path,
-                headers=opening.own if route is None else own_headers(target.dialect, headers),
-                body=body,
-                options=options,
-                received=received,
-                key_headers=caller.key_headers,
-                model=target.model,
-                streams=target.streams,
-                request_id=current.get(),
-                max_messages=self._max_messages,
-                by_headers=by_headers,
-            )
-            marks: list[str] = []
-            if destination.access is not None and route is not None:
-                marks = await destination.access.check_ids(
-                    target.dialect, call, route, target.account_path(split_name(scope["path"])[1])
-                )
+            if request_head.is_websocket:
+                return await _refuse_websocket(send, progress.proxy)
+            destination, call, route, marks = await self._read_call(scope, receive, request_head, progress)
         except Disconnected:
             return 499, ""
         except TerselyError as error:
-            refusal = in_dialect(error, proxy.dialect)
-            if tenant:
-                self._board.note(tenant, "refused", f"{refusal[0]}: {error.detail}")
-            if is_read or not _has_body(scope):
+            refusal = in_dialect(error, progress.proxy.dialect)
+            if progress.tenant:
+                self._board.note(progress.tenant, "refused", f"{refusal[0]}: {error.detail}")
+            if progress.is_read or not _has_body(scope):
                 return await _refuse(send, *refusal), ""
             return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
             status, strategy = await self._answer(
-                destination, call, disconnect_of(scope, receive), send, opening, route, marks
+                destination, call, disconnect_of(scope, receive), send, request_head, route, marks
             )
-            if target.is_call:
-                self._metrics.tally.add(self._host_counter(destination.name, target.dialect, outcome_of(str(status))))
+            if request_head.target.is_call:
+                outcome = outcome_of(str(status))
+                self._metrics.tally.add(self._host_counter(destination.name, request_head.target.dialect, outcome))
             return status, strategy
         except _InternalFault as error:
             _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
             failed = TerselyError("something went wrong inside Tersely; its log says what")
-            return await _refuse(send, *in_dialect(failed, proxy.dialect)), ""
+            return await _refuse(send, *in_dialect(failed, progress.proxy.dialect)), ""
+
+    async def _read_call(
+        self, scope: Scope, receive: Receive, request_head: RequestHead, progress: _Progress
+    ) -> tuple[Destination, Call, AllowedRoute | None, list[str]]:
+        """Admit a request and read it. Return its host, the call, and at a shared provider account its route and the
+        marks of the ids in it. ``progress`` is kept up to date.
+
+        Raises a `TerselyError` for a request that is refused, `Disconnected` if the client goes away.
+        """
+        target, name, headers = request_head.target, request_head.host, request_head.headers
+        caller = await self._auth.caller(request_head.credentials)
+        progress.tenant = caller.tenant
+        add_fields(tenant=caller.tenant, client=request_head.client)
+        caller.check_client(request_head.client)
+        caller.check_proxy()
+        options = request_head.options()
+        is_post = scope["method"] == "POST"
+        need = RequestNeed(
+            is_concurrent=True,
+            is_model_call=is_post,
+            stores=target.is_call and not options.bypass,
+            size=announced_size(scope),
+        )
+        admission.get().reservations = await self._limiter.admit(caller.tenant, caller.key_id, need)
+        destination = self._hosts.find(target.dialect, name, is_azure=target.is_azure)
+        by_model = not name and is_post and self._hosts.has_models(target.dialect, is_azure=target.is_azure)
+        route = None if by_model else _check_route(destination, target, scope["method"], request_head.raw)
+        _check_target(scope)
+        body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
+        progress.is_read = True
+        if by_model:
+            model = target.model or await run_in_thread_if_large(len(body), model_in, body)
+            found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
+            destination = found or destination
+            route = _check_route(destination, target, scope["method"], request_head.raw)
+        progress.proxy = destination.proxy
+        by_headers = request_head.known
+        if route is not None:
+            headers, by_headers = without_account_headers(headers), {}
+            if may_be_too_long(body, self._max_messages):
+                await run_in_thread_if_large(len(body), check_lengths, body, self._max_messages)
+        call = Call(
+            tenant=caller.tenant,
+            method=scope["method"],
+            path=target.path,
+            headers=request_head.own if route is None else own_headers(target.dialect, headers),
+            body=body,
+            options=options,
+            received=progress.received,
+            key_headers=caller.key_headers,
+            model=target.model,
+            streams=target.streams,
+            request_id=current.get(),
+            max_messages=self._max_messages,
+            by_headers=by_headers,
+        )
+        if destination.access is None or route is None:
+            return destination, call, route, []
+        path = target.account_path(split_name(scope["path"])[1])
+        return destination, call, route, await destination.access.check_ids(target.dialect, call, route, path)
 
     async def _refuse_unread(
         self, scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes
@@ -268,16 +273,16 @@ class ProxyRoutes:
         call: Call,
         client: Disconnect,
         send: Send,
-        opening: Opening,
+        request_head: RequestHead,
         route: AllowedRoute | None,
         marks: Sequence[str],
     ) -> tuple[int, str]:
         """Answer the request, and stop at once when the client disconnects: its model call stops too."""
-        proxy, access, target = destination.proxy, destination.access, opening.target
+        proxy, access, target = destination.proxy, destination.access, request_head.target
         me = asyncio.current_task()
         assert me is not None
         started = False
-        running = self._board.begin(call.tenant, client=opening.client, dialect=target.dialect)
+        running = self._board.begin(call.tenant, client=request_head.client, dialect=target.dialect)
         try:
             client.watch(me.cancel)
             admission.get().leave = await self._queue.enter(call.tenant)
@@ -321,6 +326,17 @@ def _check_route(destination: Destination, target: Target, method: str, raw: str
     if destination.access is None:
         return None
     return destination.access.check_route(target.dialect, method, target.account_path(raw))
+
+
+class _Progress(msgspec.Struct):
+    """The progress of reading a request, on which its refusal depends. ``proxy``: that of the request's host, as far as
+    it is known; ``tenant`` is empty until the caller is known; ``received`` in monotonic seconds.
+    """
+
+    proxy: Proxy
+    received: float
+    tenant: str = ""
+    is_read: bool = False
 
 
 class _InternalFault(Exception):

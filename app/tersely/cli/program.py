@@ -1,4 +1,4 @@
-"""``tersely``: the commands, each a thin layer over what it starts or requests.
+"""The commands of ``tersely``.
 
 The service's modules load slowly. Only commands that need them import them.
 """
@@ -405,7 +405,7 @@ def revoke_key(
     key_id: Annotated[str, typer.Argument(help="The key's id, the part between tsk_ and the next _.")],
     tenant: Annotated[str | None, typer.Option(help="Only if the key belongs to this tenant.")] = None,
 ) -> None:
-    """Revoke a key. Workers that have just checked it may accept it for up to 30 seconds more."""
+    """Revoke a key. Workers may accept it for two seconds more; while the database is away, for up to 30."""
     from tersely.cli.commands import operator as operating
 
     operating.revoke_key(key_id, tenant)

@@ -21,7 +21,7 @@ from tersely.composition.clock import clock, new_id
 from tersely.composition.console_pages import build_replays, console_routes
 from tersely.composition.foundation import Foundation, build_foundation
 from tersely.composition.proxies import build_host_table, share
-from tersely.composition.use_cases import build_abilities, build_services, configs_of
+from tersely.composition.use_cases import build_services, build_tool_services, configs_of
 from tersely.lifespan import ServicePart, lifespan, migrate_when_there, report_pool, return_freed_memory
 from tersely.service.common.auth import Auth
 from tersely.service.common.metrics import Metrics
@@ -43,21 +43,21 @@ def build(
     keys, refuse requests from web pages of other hosts.
     """
     base = build_foundation(settings, database_url, openai_base_url or settings.openai_base_url, clock=clock)
-    abilities = build_abilities(settings, base)
-    configs = configs_of(settings, base.prices, abilities.tools)
+    tool_services = build_tool_services(settings, base)
+    configs = configs_of(settings, base.prices, tool_services.tools)
     auth = _auth(settings, base, is_local=is_local)
     guard = _guard(settings, base, auth)
-    mcp = McpEndpoint(abilities.tools, guard)
+    mcp = McpEndpoint(tool_services.tools, guard)
     memory_updates = MemoryUpdates(base.database, base.summarizer, clock=base.clock)
-    services = build_services(settings, base, abilities, configs, memory_updates)
+    services = build_services(settings, base, tool_services, configs, memory_updates)
     telemetry = Telemetry()
-    shared = share(settings, base, abilities, configs, services.commands)
+    shared = share(settings, base, tool_services, configs, services.commands)
     replays = build_replays(settings, shared, services)
     parts = [
         ServicePart(None, telemetry.close),
         *base.parts(),
         ServicePart(base.limiter.open, base.limiter.close),
-        ServicePart(None, abilities.queries.close),
+        ServicePart(None, tool_services.queries.close),
         ServicePart(mcp.open, mcp.close),
         ServicePart(None, replays.close),
         base.summarizing(),

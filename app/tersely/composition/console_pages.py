@@ -17,7 +17,7 @@ from tersely.composition.foundation import Foundation, data_dir_of
 from tersely.console.docs_page import DocsPages
 from tersely.console.pages import Pages
 from tersely.console.router import Console
-from tersely.console.views.base import Sources
+from tersely.console.views.base import ViewServices
 from tersely.console.views.table import Views
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.messages import Dialect as DialectName
@@ -75,7 +75,7 @@ def console_routes(
     )
     views = Views(
         pages,
-        Sources(
+        ViewServices(
             sessions=services.sessions,
             calls=services.calls,
             comparisons=services.comparisons,
@@ -89,7 +89,7 @@ def console_routes(
             pins=services.pins,
             notes=services.notes,
             memos=services.memos,
-            memories=services.daily_memory,
+            daily_memory=services.daily_memory,
             tenants=services.tenants,
             operations=Operations(
                 base.database,

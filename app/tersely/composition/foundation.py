@@ -20,7 +20,7 @@ from tersely.service.common.call_board import CallBoard
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.limiter import Limiter
 from tersely.service.money.prices import Prices, read_prices
-from tersely.service.proxy.exchange_keeping import ExchangeKeeper
+from tersely.service.proxy.durable_writer import DurableWriter
 from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.search.embedder import Embedder
 from tersely.service.search.page_builder import PageBuilder
@@ -43,7 +43,7 @@ class Foundation:
     clock: Callable[[], datetime]
     database: Database
     writer: Writer
-    exchanges: ExchangeKeeper
+    exchanges: DurableWriter
     hosts: Mapping[DialectName, Host]
     named_hosts: Mapping[str, Host]
     own_host: Host | None
@@ -128,7 +128,7 @@ def build_foundation(
         clock=clock,
         database=database,
         writer=writer,
-        exchanges=_build_exchange_keeper(settings, database, writer, metrics, clock, database_url=database_url),
+        exchanges=_build_durable_writer(settings, database, writer, metrics, clock, database_url=database_url),
         hosts=hosts,
         named_hosts=further_hosts,
         own_host=own_host,
@@ -159,7 +159,7 @@ def data_dir_of(settings: Settings) -> Path:
     return settings.data_dir or default_data_dir()
 
 
-def _build_exchange_keeper(
+def _build_durable_writer(
     settings: Settings,
     database: Database,
     writer: Writer,
@@ -167,8 +167,8 @@ def _build_exchange_keeper(
     clock: Callable[[], datetime],
     *,
     database_url: str,
-) -> ExchangeKeeper:
-    return ExchangeKeeper(
+) -> DurableWriter:
+    return DurableWriter(
         database,
         writer,
         metrics,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tersely.api.host_table import Destination, HostEntry, HostTable
 from tersely.composition.clock import new_id
 from tersely.composition.foundation import Foundation
-from tersely.composition.use_cases import Abilities
+from tersely.composition.use_cases import ToolServices
 from tersely.dialects.account_routes import parse_passthrough
 from tersely.dialects.headers import key_header
 from tersely.dialects.registry import DIALECTS
@@ -28,7 +28,7 @@ from tersely.settings import Settings
 
 
 def share(
-    settings: Settings, base: Foundation, abilities: Abilities, configs: ContextConfigs, commands: Commands
+    settings: Settings, base: Foundation, tool_services: ToolServices, configs: ContextConfigs, commands: Commands
 ) -> SharedServices:
     chat = None
     if settings.chat_commands == "on":
@@ -42,8 +42,8 @@ def share(
         calibrations=base.calibrations,
         metrics=base.metrics,
         summarizer=base.summarizer,
-        retriever=abilities.retriever,
-        tools=abilities.tools,
+        retriever=tool_services.retriever,
+        tools=tool_services.tools,
         exchanges=base.exchanges,
         live=base.live,
         prices=base.prices,

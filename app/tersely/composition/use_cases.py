@@ -46,7 +46,7 @@ from tersely.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class ToolServices:
     """The tools, and the use cases that they share with REST."""
 
     searcher: Searcher
@@ -54,12 +54,12 @@ class Abilities:
     queries: Queries
     notes: Notes
     memos: Memos
-    memories: DailyMemory
+    daily_memory: DailyMemory
     artifacts: Artifacts
     tools: Tools
 
 
-def build_abilities(settings: Settings, base: Foundation) -> Abilities:
+def build_tool_services(settings: Settings, base: Foundation) -> ToolServices:
     database = base.database
     searcher = base.searcher
     queries = Queries(
@@ -70,7 +70,7 @@ def build_abilities(settings: Settings, base: Foundation) -> Abilities:
     )
     notes = Notes(database, clock=base.clock)
     memos = Memos(database, clock=base.clock, new_id=partial(new_id, "m"))
-    memories = DailyMemory(database)
+    daily_memory = DailyMemory(database)
     artifacts = Artifacts(database)
     tools = Tools(
         database,
@@ -78,17 +78,17 @@ def build_abilities(settings: Settings, base: Foundation) -> Abilities:
         queries=queries,
         notes=notes,
         memos=memos,
-        memories=memories,
+        daily_memory=daily_memory,
         artifacts=artifacts,
         offered=settings.offered_tools,
     )
-    return Abilities(
+    return ToolServices(
         searcher=searcher,
         retriever=Retriever(database, searcher),
         queries=queries,
         notes=notes,
         memos=memos,
-        memories=memories,
+        daily_memory=daily_memory,
         artifacts=artifacts,
         tools=tools,
     )
@@ -112,7 +112,11 @@ def configs_of(settings: Settings, prices: Prices, tools: Tools | None = None) -
 
 
 def build_services(
-    settings: Settings, base: Foundation, abilities: Abilities, configs: ContextConfigs, memory_updates: MemoryUpdates
+    settings: Settings,
+    base: Foundation,
+    tool_services: ToolServices,
+    configs: ContextConfigs,
+    memory_updates: MemoryUpdates,
 ) -> Services:
     """Return the use cases behind REST."""
     database = base.database
@@ -121,47 +125,47 @@ def build_services(
         database,
         configs,
         base.calibrations,
-        abilities.retriever,
+        tool_services.retriever,
         SummaryPrefetcher(base.summarizer),
         base.metrics,
         clock=base.clock,
     )
     messages = Messages(database, base.writer, configs, advance_epoch=epoch_starter.advance_if_due, clock=base.clock)
-    previews = Previews(database, configs, base.calibrations, abilities.retriever, clock=base.clock)
+    previews = Previews(database, configs, base.calibrations, tool_services.retriever, clock=base.clock)
     compactions = Compactions(database, configs, base.summarizer, epoch_starter, memory_updates, clock=base.clock)
-    marks = Pins(database, clock=base.clock)
+    pins = Pins(database, clock=base.clock)
     commands = Commands(
         database,
         sessions=sessions,
         previews=previews,
         compactions=compactions,
-        notes=abilities.notes,
-        pins=marks,
+        notes=tool_services.notes,
+        pins=pins,
         strategy=settings.strategy,
         epoch=settings.epoch,
     )
     return Services(
         sessions=sessions,
         messages=messages,
-        pins=marks,
+        pins=pins,
         visibility=Visibility(database, memory=sessions, clock=base.clock),
         exports=Exports(database, messages, sessions, clock=base.clock, new_id=new_id),
         previews=previews,
-        searcher=abilities.searcher,
-        queries=abilities.queries,
+        searcher=tool_services.searcher,
+        queries=tool_services.queries,
         stats=StatsReader(database, configs, previews, base.summarizer.config, clock=base.clock),
         event_stream=EventStream(database),
-        artifacts=abilities.artifacts,
+        artifacts=tool_services.artifacts,
         artifact_removal=ArtifactRemoval(database, sessions, clock=base.clock),
         compactions=compactions,
-        notes=abilities.notes,
-        memos=abilities.memos,
-        daily_memory=abilities.memories,
-        tools=abilities.tools,
+        notes=tool_services.notes,
+        memos=tool_services.memos,
+        daily_memory=tool_services.daily_memory,
+        tools=tool_services.tools,
         commands=commands,
         calls=(calls := Calls(database)),
         activity=Activity(database, clock=base.clock),
-        search=TenantSearch(database, abilities.searcher, monotonic=time.monotonic),
+        search=TenantSearch(database, tool_services.searcher, monotonic=time.monotonic),
         comparisons=Comparisons(database, calls),
         tenants=Tenants(database, base.limiter, clock=base.clock, new_secret=secrets.token_hex),
         savings=Savings(database, base.prices, clock=base.clock, summary_price=base.summarizer.config.price_of),

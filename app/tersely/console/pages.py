@@ -77,7 +77,7 @@ def iso(at: datetime) -> str:
 
 
 def ago(at: datetime | None, now: datetime) -> str:
-    """How long ago a time was."""
+    """Return the age of a time in words."""
     if at is None:
         return "never"
     seconds = max(0, int((now - at).total_seconds()))

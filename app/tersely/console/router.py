@@ -44,18 +44,18 @@ class PageRequest:
     """A request to a view: the visitor, the form (empty unless something is to be changed), and the time."""
 
     request: Request
-    visit: ConsoleVisitor
+    visitor: ConsoleVisitor
     form: dict[str, str]
     now: datetime
 
     @property
     def tenant(self) -> str:
         """The tenant whose sessions are shown: for replays, the tenant of the replays."""
-        return replay_tenant(self.visit.tenant) if self.is_replay else self.visit.tenant
+        return replay_tenant(self.visitor.tenant) if self.is_replay else self.visitor.tenant
 
     @property
     def is_replay(self) -> bool:
-        """Whether the view is one of replayed transcripts."""
+        """True for a view of replayed transcripts."""
         return self.request.url.path.startswith(REPLAYS)
 
     def link(self, path: str, **query: object) -> str:
@@ -133,12 +133,12 @@ class Console:
         if not following.startswith("/console/") or "\\" in following:
             following = START
         try:
-            visit = await self._access.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))
+            visitor = await self._access.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))
         except Unauthorized as error:
             return self._login(error.detail, following, 401)
         except TerselyError as error:
             return self._failed(error)
-        return _with_cookie(_redirect(following), visit, request)
+        return _with_cookie(_redirect(following), visitor, request)
 
     def _guarded(
         self, view: View, *, changes: bool = False, any_scope: bool = False
@@ -148,8 +148,8 @@ class Console:
         async def serve(request: Request) -> Response:
             try:
                 self._access.check_address(request.headers.items())
-                visit, is_new = await self._visit(request)
-                visit.check_scope(changes=changes and not any_scope)
+                visitor, is_new = await self._visit(request)
+                visitor.check_scope(changes=changes and not any_scope)
                 form: dict[str, str] = {}
                 if changes:
                     given = await _form(request)
@@ -157,9 +157,9 @@ class Console:
                         return self._error(
                             403, "The form was not sent from the console", "Reload the page and try again."
                         )
-                    self._access.check_token(visit, given.get("token", ""))
+                    self._access.check_token(visitor, given.get("token", ""))
                     form = given
-                response = await view(PageRequest(request=request, visit=visit, form=form, now=self._clock()))
+                response = await view(PageRequest(request=request, visitor=visitor, form=form, now=self._clock()))
             except Unauthorized as error:
                 if request.url.path.startswith(OPERATOR):
                     trouble = "" if OPERATOR_COOKIE not in request.cookies else error.detail
@@ -168,7 +168,7 @@ class Console:
                 return self._login(error.detail, "" if changes else following, 401)
             except TerselyError as error:
                 return self._failed(error)
-            return _with_cookie(response, visit, request) if is_new else response
+            return _with_cookie(response, visitor, request) if is_new else response
 
         return serve
 
@@ -178,13 +178,13 @@ class Console:
         async def serve(request: Request) -> Response:
             try:
                 self._access.check_address(request.headers.items())
-                visit, _ = await self._visit(request)
-                visit.check_scope(changes=True)
+                visitor, _ = await self._visit(request)
+                visitor.check_scope(changes=True)
                 if not _is_own(request):
                     raise Forbidden("the form was not sent from the console")
-                self._access.check_token(visit, request.headers.get(CSRF_HEADER, ""))
+                self._access.check_token(visitor, request.headers.get(CSRF_HEADER, ""))
                 body = await _read_upload(request, limit)
-                return await upload(PageRequest(request=request, visit=visit, form={}, now=self._clock()), body)
+                return await upload(PageRequest(request=request, visitor=visitor, form={}, now=self._clock()), body)
             except TerselyError as error:
                 status = 401 if isinstance(error, Unauthorized) else _status(error)
                 headers = {**HEADERS, "cache-control": "no-store"}
@@ -198,12 +198,12 @@ class Console:
             return self._error(403, "The form was not sent from the console", "Open the page again.")
         try:
             self._access.check_address(request.headers.items())
-            visit = self._operators.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))
+            visitor = self._operators.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))
         except Unauthorized as error:
             return self._operator_login(error.detail, 401)
         except TerselyError as error:
             return self._failed(error)
-        return _with_cookie(_redirect(OPERATOR), visit, request, OPERATOR_COOKIE, OPERATOR)
+        return _with_cookie(_redirect(OPERATOR), visitor, request, OPERATOR_COOKIE, OPERATOR)
 
     def _operator_login(self, trouble: str = "", status: int = 200) -> Response:
         return self._pages.render("operator_login.html", status=status, trouble=trouble)
@@ -267,11 +267,11 @@ def _redirect(path: str) -> RedirectResponse:
 
 
 def _with_cookie(
-    response: Response, visit: ConsoleVisitor, request: Request, name: str = COOKIE, path: str = "/console"
+    response: Response, visitor: ConsoleVisitor, request: Request, name: str = COOKIE, path: str = "/console"
 ) -> Response:
     response.set_cookie(
         name,
-        visit.cookie,
+        visitor.cookie,
         max_age=int(LIFETIME.total_seconds()),
         path=path,
         secure=request.url.scheme == "https",
@@ -282,7 +282,7 @@ def _with_cookie(
 
 
 def _is_own(request: Request) -> bool:
-    """Whether a form was sent by a page of this host, as far as the browser says."""
+    """Return whether a form was sent by a page of this host, as far as the browser says."""
     origin = request.headers.get("origin")
     fetched = request.headers.get("sec-fetch-site", "same-origin")
     host = request.headers.get("host", "")

@@ -228,7 +228,7 @@ def _in_responses(member: _Member) -> Iterator[str]:
 
 
 def _is_callers_own(item: _Members) -> bool:
-    """Return whether the caller said the item itself, content included: its id, if any, is the caller's own."""
+    """Return whether the caller wrote the item, content included: then its id, if any, is the caller's own."""
     if item.get("type") in (None, "message") and item.get("content") is not None:
         return item.get("role") in ("user", "system", "developer")
     kind = item.get("type")

@@ -51,7 +51,7 @@ class CompletionWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionFormat:
-    """How plain questions are asked in a dialect. ``authorize`` gives the headers for a key of the operator's."""
+    """The form of plain questions in a dialect. ``authorize`` gives the headers for a key of the operator's."""
 
     write: CompletionWriter
     authorize: Callable[[str], list[tuple[str, str]]]

@@ -100,6 +100,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[bytes, ...] = ()
     container: str = ""
 
+    @property
+    def is_complete(self) -> bool:
+        """True if a streamed reply ended by its protocol."""
+        return not self.error and (self.is_done or all(choice.finish_reason for choice in self.choices))
+
 
 class Overflow(msgspec.Struct, frozen=True, kw_only=True):
     """The provider's report that the input is too large for the model.
@@ -145,7 +150,7 @@ class ReplyReader(Protocol):
         """Return the bytes that go to the client now."""
 
     def close(self) -> bytes:
-        """The stream is over: what still has to go to the client."""
+        """End the stream; return the bytes that still go to the client."""
 
     @property
     def reply(self) -> Reply:
@@ -160,7 +165,7 @@ class RequestReader(Protocol):
 
 
 class RequestPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes in a request. Each dialect applies the parts that its format knows.
+    """The changes of a request. Each dialect applies the parts that its format knows.
 
     ``messages`` in wire form replace the client's. ``instructions`` is Tersely's own text for the model.
     ``include_usage``: ask for the usage of a stream, where the provider reports it only then. ``breakpoints`` are
@@ -182,7 +187,7 @@ class RequestWriter(Protocol):
 
 
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client sees of a reply. Each dialect applies the parts that its format knows.
+    """The changes of a reply for its client. Each dialect applies the parts that its format knows.
 
     ``tags`` are stripped from the text. ``strip_usage``: the stream's usage is removed, because only Tersely asked for
     it. ``own_request``: the client's request if another one went upstream, for replies that repeat their request.
@@ -244,7 +249,7 @@ class StreamEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemReferences(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request refers to items that the provider stores: see `openai_responses.stored_history`.
+    """A dialect's references to items that the provider stores: see `openai_responses.stored_history`.
 
     A body without ``mark`` contains no reference.
     """

@@ -1,4 +1,4 @@
-"""Which headers pass between client and upstream, and Tersely's own."""
+"""The headers that pass between client and upstream, and Tersely's own."""
 
 from __future__ import annotations
 

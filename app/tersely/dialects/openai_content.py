@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from tersely.dialects.wire import raw_json
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", ""})
-"""Parts of these types are words."""
+"""Parts of these types are text."""
 
 
 def is_text(part: object) -> bool:
-    """Return whether a part is words."""
+    """Return whether a part is text."""
     if isinstance(part, dict):
         kind = part.get("type", "")
         return isinstance(kind, str) and kind in TEXT_TYPES and isinstance(part.get("text"), str)
@@ -19,7 +19,7 @@ def is_text(part: object) -> bool:
 
 
 def text_part(text: str, kind: str = "text") -> bytes:
-    """Return a part of words."""
+    """Return a part of text."""
     return raw_json.dump({"type": kind, "text": text})
 
 
@@ -45,7 +45,7 @@ def replace_text(parts: list[bytes], text: str, kind: str = "text") -> list[byte
 
 
 def with_words(content: bytes, text: str | None, kind: str = "text") -> bytes:
-    """Return a content with ``text`` as its words."""
+    """Return a content with ``text`` as its text."""
     if content.startswith(b"[") and text is not None:
         return raw_json.join_array(replace_text(raw_json.split_array(content), text, kind))
     return raw_json.dump(text)

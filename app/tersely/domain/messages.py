@@ -128,7 +128,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return whether the message starts a turn: it is a user message with more than tool results."""
         if self.role != "user":
             return False
-        # The first part tells nearly always.
+        # The first part decides nearly always.
         parts = self.parts
         return not parts or type(parts[0]) is not ToolResult or not all(isinstance(part, ToolResult) for part in parts)
 

@@ -20,7 +20,7 @@ WINDOWS: tuple[tuple[str, int], ...] = (
 _WINDOWS = tuple((re.compile(rf"(?:^|/){pattern}", re.IGNORECASE), window) for pattern, window in WINDOWS)
 
 # Their hosts refuse system text and functions: "Developer instruction is not enabled for models/gemma-3-27b-it".
-_BARE = re.compile(r"(?:^|/)(?:gemma-|o1-(?:mini|preview)|gemini-[\w.-]*-(?:image|tts))", re.IGNORECASE)
+_WITHOUT_INSTRUCTIONS = re.compile(r"(?:^|/)(?:gemma-|o1-(?:mini|preview)|gemini-[\w.-]*-(?:image|tts))", re.IGNORECASE)
 
 # Tokens reserved for the answer when the request does not limit it.
 DEFAULT_RESERVE = 4_096
@@ -34,11 +34,11 @@ def known_window(model: str) -> int | None:
 
 def takes_instructions(model: str) -> bool:
     """Return whether Tersely may add system text and tools to requests for the model."""
-    return _BARE.search(model) is None
+    return _WITHOUT_INSTRUCTIONS.search(model) is None
 
 
 def usable_window(model: str, reserve: int | None) -> int | None:
-    """The window less what is kept free for the answer (``reserve`` tokens, or a default)."""
+    """Return the window without the tokens that are kept free for the answer (``reserve``, or a default)."""
     window = known_window(model)
     if window is None:
         return None

@@ -35,8 +35,8 @@ IMAGE_TILE = 170
 IMAGE_TILE_SIDE = 512
 IMAGE_LONG_SIDE = 2048
 IMAGE_SHORT_SIDE = 768
-# A 1024 x 1024 image in high detail, the example of the provider's guide.
-IMAGE_UNKNOWN = IMAGE_BASE + 4 * IMAGE_TILE
+# tiancaiamao/ai, "Token Estimation".
+IMAGE_UNKNOWN = 1_200
 AUDIO_TOKENS = 1_000
 FILE_TOKENS = 2_000
 VIDEO_TOKENS = 5_000

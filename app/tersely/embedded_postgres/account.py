@@ -1,4 +1,4 @@
-"""Who runs the server. Postgres refuses to be root, so a root service lends it an unprivileged account."""
+"""The account that runs the server. Postgres refuses to be root, so a root service lends it an unprivileged account."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SystemAccount:
     switched: bool
 
     def popen_arguments(self) -> dict[str, Any]:
-        """What makes ``subprocess`` start a program as this account."""
+        """The arguments of ``subprocess`` that start a program as this account."""
         # Postgres creates its files with the process's umask. Other users must not read them.
         arguments: dict[str, Any] = {"umask": 0o077}
         if self.switched:
@@ -88,7 +88,7 @@ def _unprivileged() -> SystemAccount:
 
 
 def default_data_dir() -> Path:
-    """Where Tersely keeps its data unless told otherwise.
+    """Return the directory of Tersely's data, unless the settings name another.
 
     Root's home is closed to the account that the server runs as, and its parents' permissions are not ours to
     loosen: root keeps its data where system services do.

@@ -37,7 +37,7 @@ _INITIAL_SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the files of the server lie, who owns them, and the programs that serve them."""
+    """The paths of the server's files, their owner, and the programs that serve them."""
 
     home: Path
     socket_dir: Path
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """The file of the server's log."""
         return self.home / "server.log"
 
     @property
@@ -164,7 +164,7 @@ def forget_dead_server(layout: Layout) -> None:
 
 
 def server_environment() -> Mapping[str, str]:
-    """What the server's processes inherit: nothing of the service's keys and settings."""
+    """Return the environment of the server's processes: nothing of the service's keys and settings."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 

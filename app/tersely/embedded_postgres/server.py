@@ -99,7 +99,7 @@ async def embedded_postgres(
     ``settings`` are added to Postgres's command line, and count only if this process starts the server. Raises
     EmbeddedPostgresError.
     """
-    server = _Server(data_dir, start_timeout=start_timeout, stop_timeout=stop_timeout, settings=settings or {})
+    server = _PostgresServer(data_dir, start_timeout=start_timeout, stop_timeout=stop_timeout, settings=settings or {})
     running = await _to_the_end(server.open, on_cancel=server.abandon, undo=server.close)
     try:
         yield running
@@ -116,7 +116,7 @@ def open_embedded_postgres(
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[EmbeddedPostgres]:
     """``embedded_postgres`` for code without an event loop."""
-    server = _Server(data_dir, start_timeout=start_timeout, stop_timeout=stop_timeout, settings=settings or {})
+    server = _PostgresServer(data_dir, start_timeout=start_timeout, stop_timeout=stop_timeout, settings=settings or {})
     running = server.open()
     try:
         yield running
@@ -124,7 +124,7 @@ def open_embedded_postgres(
         server.close()
 
 
-class _Server:
+class _PostgresServer:
     """One process's part in a server: opened once, watched by a thread of its own, closed once."""
 
     def __init__(
@@ -287,7 +287,7 @@ class _Server:
         _log.warning("the embedded Postgres could not be stopped")
 
     def _signaller(self) -> tuple[Callable[[signal.Signals], None], Callable[[], None]]:
-        """How to signal the server, and what to call afterwards."""
+        """Return a function that signals the server, and one to call afterwards."""
         if self._child is not None and self._child.poll() is None:
             return self._child.send_signal, lambda: None
         postmaster = find_postmaster(self._layout)

@@ -61,7 +61,7 @@ class CheckFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredClientMessage:
     """A message in the store as the client sees it; ``is_reply``: the model wrote it, through the proxy."""
 
     raw: bytes
@@ -161,7 +161,7 @@ def is_orderly(request: ReplayRequest) -> bool:
 
 
 def check_stored(
-    expected: Sequence[bytes], stored: Sequence[Stored], dialect: DialectName = "openai_chat"
+    expected: Sequence[bytes], stored: Sequence[StoredClientMessage], dialect: DialectName = "openai_chat"
 ) -> Iterator[tuple[int, str]]:
     """Return where the store lacks messages of a conversation, verbatim and in order.
 
@@ -179,7 +179,7 @@ def check_stored(
 
 
 def check_links(
-    expected: Sequence[bytes], sent: Container[bytes], stored: Sequence[Stored], dialect: DialectName
+    expected: Sequence[bytes], sent: Container[bytes], stored: Sequence[StoredClientMessage], dialect: DialectName
 ) -> Iterator[tuple[int, str]]:
     """Check the links of a client that rewrites its messages: the stored bytes must be ones that it once sent.
 

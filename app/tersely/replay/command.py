@@ -19,7 +19,7 @@ from rich.table import Table
 from tersely.dialects.registry import DIALECTS
 from tersely.replay.checks import CheckFailure
 from tersely.replay.play import Variant
-from tersely.replay.run import Plan, run_here, run_there
+from tersely.replay.run import ReplayPlan, run_here, run_there
 from tersely.replay.table import COLUMNS, ReplayResult, as_json, as_markdown, cells
 from tersely.server.run import log_as_json
 from tersely.settings import Settings
@@ -81,7 +81,9 @@ def replay(  # noqa: PLR0913 one argument for each option
     """
     variants = _variants(strategy or ["full", "slim"], epoch or ["auto"])
     transcripts = _load(files, limit, dialect, skips=skip)
-    plan = Plan(transcripts=transcripts, variants=variants, share=share, model=model, window=window, parallel=parallel)
+    plan = ReplayPlan(
+        transcripts=transcripts, variants=variants, share=share, model=model, window=window, parallel=parallel
+    )
     settings = Settings()
     log_as_json("warning")
     with _progress(transcripts, variants) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

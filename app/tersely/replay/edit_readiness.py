@@ -1,7 +1,7 @@
 """Edit readiness: of the calls that replace a text, the share whose text stood in the request.
 
 An agent that does not see the text which it wants to change has to read it again. A text that was read, written or put
-in by an earlier edit counts, as long as a message of the request says it, whole; numbers of lines are set aside.
+in by an earlier edit counts, as long as a message of the request contains the whole of it. Line numbers are ignored.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from tersely.transcripts.conversations import RecordedCall
 
 
 class PastIdentifiers:
-    """Which identifiers each call of a conversation repeats. Looked up once, whatever the number of replays."""
+    """The identifiers that each call of a conversation repeats. Looked up once, whatever the number of replays."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[References, ...]] = {}
 
     def losses(self, step: RecordedCall, given: bytes, shown: bytes) -> Losses:
-        """Of the calls that ``step`` makes, after the client had sent ``given`` and the model was shown ``shown``."""
+        """Return the losses of the calls of ``step``, after the client sent ``given`` and the model saw ``shown``."""
         names = self._names.get(step.index)
         if names is None:
             found = (references(each, lambda name: name.encode() in given) for each in _arguments(step))

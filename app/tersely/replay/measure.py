@@ -185,7 +185,7 @@ class ReplayTotals:
 
 
 def repeated_share(side: SideTotals) -> float | None:
-    """Of all requests but a conversation's first, the share that was a prefix of the request before."""
+    """Return the share of requests, but a conversation's first, that begin with the whole request before."""
     return side.repeated / side.later if side.later else None
 
 

@@ -14,7 +14,7 @@ from tersely.domain.errors import InvalidRequest, TerselyError
 from tersely.domain.messages import Dialect as DialectName
 from tersely.replay.checks import (
     CheckFailure,
-    Stored,
+    StoredClientMessage,
     check_links,
     check_prefix,
     check_reply,
@@ -44,7 +44,7 @@ _ROLE: Mapping[DialectName, Mapping[str, Any]] = {
     "openai_responses": {},
 }
 
-ReadStore = Callable[[str], Awaitable[Sequence[Stored]]]
+ReadStore = Callable[[str], Awaitable[Sequence[StoredClientMessage]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +84,21 @@ class PlayedConversation:
     tally: ReplayTotals
     ids: dict[int, str] = field(default_factory=dict)
     histories: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
-    sessions: dict[str, _Session] = field(default_factory=dict)
+    sessions: dict[str, _PlayedSession] = field(default_factory=dict)
     failures: list[CheckFailure] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Session:
+class _PlayedSession:
     """A session's last call; for recordings also every message that the client sent in it, and in which dialects."""
 
-    last: _Call
+    last: _PlayedCall
     sent: set[bytes] = field(default_factory=set)
     dialects: set[DialectName] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _PlayedCall:
     """A finished call: the client's request and the request to the model, in the form in which they are priced.
 
     ``sent_messages``: the messages that the client sent or referred to. ``is_orderly``: a provider would accept them.
@@ -198,13 +198,13 @@ def _check_beside(conversation: Conversation, request: ReplayRequest, turned: Se
 
 def _look_at(
     step: RecordedCall, request: ReplayRequest, answer: ClientReply, turned: RecordedRequest, history: tuple[bytes, ...]
-) -> _Call:
+) -> _PlayedCall:
     """Look up the result of a call. ``history``: the messages that the request refers to without sending them."""
     try:
         sent_messages = tuple(message.raw for message in DIALECTS[step.dialect].read_request(request.body).messages)
     except InvalidRequest:
         sent_messages = ()
-    return _Call(
+    return _PlayedCall(
         step=step,
         sent_history=(*history, *sent_messages),
         given=take_apart(request.body, step.dialect),
@@ -215,7 +215,7 @@ def _look_at(
 
 
 def _count(
-    stage: ReplaySetting, played: PlayedConversation, now: _Call, past: PastIdentifiers, answer: ClientReply
+    stage: ReplaySetting, played: PlayedConversation, now: _PlayedCall, past: PastIdentifiers, answer: ClientReply
 ) -> list[str]:
     """Add a call to the figures of its session; what is wrong with its beginning."""
     session = played.sessions.get(answer.session)
@@ -224,13 +224,13 @@ def _count(
     if session:
         session.last = now
     else:
-        played.sessions[answer.session] = _Session(last=now)
+        played.sessions[answer.session] = _PlayedSession(last=now)
     if before is None or not before.is_orderly or not _goes_on(now, before):
         return []
     return list(check_prefix(now.sent, before.sent, same_epoch=before.epoch == now.epoch))
 
 
-def _goes_on(now: _Call, before: _Call) -> bool:
+def _goes_on(now: _PlayedCall, before: _PlayedCall) -> bool:
     """Return whether the client's own request begins with its whole previous request; some clients rewrite their
     history.
     """
@@ -239,7 +239,7 @@ def _goes_on(now: _Call, before: _Call) -> bool:
 
 
 def _tally(
-    stage: ReplaySetting, past: PastIdentifiers, now: _Call, before: _Call | None, answer: ClientReply
+    stage: ReplaySetting, past: PastIdentifiers, now: _PlayedCall, before: _PlayedCall | None, answer: ClientReply
 ) -> ReplayTotals:
     counter = stage.counter
     overhead = answer.headers.get("x-tersely-overhead-ms")
@@ -259,7 +259,7 @@ async def _look_into_store(
     variant: Variant,
     conversation: Conversation,
     name: str,
-    session: _Session,
+    session: _PlayedSession,
     read_store: ReadStore,
 ) -> None:
     try:

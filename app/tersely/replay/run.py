@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from tersely.fakellm.scripted import run_scripted
-from tersely.replay.checks import CheckFailure, Stored
+from tersely.replay.checks import CheckFailure, StoredClientMessage
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, ReplayTotals
 from tersely.replay.model import RecordedModel
@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """The transcripts and variants to play."""
 
     transcripts: Sequence[Transcript]
@@ -41,11 +41,11 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """How the conversations of a file reach the service under one strategy."""
+class ReplayAccess:
+    """The way of a file's conversations to the service under one strategy."""
 
     headers_for: Callable[[Conversation], Mapping[str, str]]
-    read: Callable[[str], Awaitable[Sequence[Stored]]]
+    read: Callable[[str], Awaitable[Sequence[StoredClientMessage]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +57,17 @@ class _Run:
     transcript: Transcript
 
 
-_OpenAccess = Callable[[_Run], Awaitable[Access]]
+_OpenAccess = Callable[[_Run], Awaitable[ReplayAccess]]
 
 
-def run_here(runner: asyncio.Runner, settings: Settings, plan: Plan, on_call: OnCall) -> list[ReplayResult]:
+def run_here(runner: asyncio.Runner, settings: Settings, plan: ReplayPlan, on_call: OnCall) -> list[ReplayResult]:
     """Replay against a service of its own, whose tenants are deleted afterwards."""
     with database_for_replay(settings) as url:
         runner.run(migrate(url))
         return runner.run(_run_here(settings, url, plan, on_call))
 
 
-async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -> list[ReplayResult]:
+async def _run_here(settings: Settings, url: str, plan: ReplayPlan, on_call: OnCall) -> list[ReplayResult]:
     model = RecordedModel(window=plan.window)
     async with (
         run_scripted(model=model) as upstream,
@@ -77,16 +77,16 @@ async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -
         return await _run(plan, on_call, address, model, lambda _: _open_tenant(tenants))
 
 
-async def _open_tenant(tenants: ReplayTenants) -> Access:
+async def _open_tenant(tenants: ReplayTenants) -> ReplayAccess:
     tenant, key = await tenants.make()
-    return Access(
+    return ReplayAccess(
         headers_for=lambda _: {"x-tersely-key": key},
         read=lambda session_id: tenants.read(tenant, session_id),
     )
 
 
 async def run_there(
-    plan: Plan, on_call: OnCall, *, address: str, port: int, headers: Mapping[str, str]
+    plan: ReplayPlan, on_call: OnCall, *, address: str, port: int, headers: Mapping[str, str]
 ) -> list[ReplayResult]:
     """Replay against a running service, whose upstream must be the one on ``port``.
 
@@ -99,10 +99,10 @@ async def run_there(
     model = RecordedModel(window=plan.window)
     token = secrets.token_hex(4)
 
-    async def open_access(run: _Run) -> Access:
+    async def open_access(run: _Run) -> ReplayAccess:
         index = plan.variants.index(run.variant)
         name = f"replay-{token}-{index}-{run.transcript.name}"
-        return Access(
+        return ReplayAccess(
             headers_for=lambda conversation: {**headers, "x-tersely-session": f"{name}-{conversation.number}"},
             read=lambda session_id: read_session(run.stage.http, address, session_id, headers),
         )
@@ -112,7 +112,7 @@ async def run_there(
 
 
 async def _run(
-    plan: Plan, on_call: OnCall, address: str, model: RecordedModel, open_access: _OpenAccess
+    plan: ReplayPlan, on_call: OnCall, address: str, model: RecordedModel, open_access: _OpenAccess
 ) -> list[ReplayResult]:
     results: list[ReplayResult] = []
     counter = Counter(plan.model)
@@ -131,7 +131,7 @@ async def _run(
 
 
 async def _play_all(
-    run: _Run, pasts: Mapping[int, PastIdentifiers], access: Access, on_call: OnCall, *, parallel: int
+    run: _Run, pasts: Mapping[int, PastIdentifiers], access: ReplayAccess, on_call: OnCall, *, parallel: int
 ) -> list[PlayedConversation]:
     """Play up to ``parallel`` conversations at a time.
 

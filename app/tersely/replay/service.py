@@ -13,7 +13,7 @@ from pathlib import Path
 from tersely.composition.application import build
 from tersely.composition.clock import clock
 from tersely.embedded_postgres import open_embedded_postgres
-from tersely.replay.checks import Stored
+from tersely.replay.checks import StoredClientMessage
 from tersely.server.embedded_server import serving
 from tersely.server.run import database_of
 from tersely.service.common.auth import new_key
@@ -71,14 +71,14 @@ class ReplayTenants:
         self.made.append(name)
         return name, text
 
-    async def read(self, tenant: str, session_id: str) -> Sequence[Stored]:
+    async def read(self, tenant: str, session_id: str) -> Sequence[StoredClientMessage]:
         """Return all current messages of a session, in order, as the client knows them."""
         async with self.database.transaction(tenant) as connection:
             rows = await messages.all_rows(connection, tenant, session_id)
             current = [row.row for row in rows if row.row.status == "live" and not row.is_hidden]
             content = await messages.content(connection, tenant, session_id, [row.seq for row in current])
         replies = {row.seq for row in current if row.relayed}
-        return [Stored(raw=message.raw, is_reply=message.seq in replies) for message in content]
+        return [StoredClientMessage(raw=message.raw, is_reply=message.seq in replies) for message in content]
 
     async def forget(self) -> None:
         """Remove what the tenants stored, and the tenants."""

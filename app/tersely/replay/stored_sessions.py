@@ -9,7 +9,7 @@ import aiohttp
 
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import TerselyError
-from tersely.replay.checks import Stored
+from tersely.replay.checks import StoredClientMessage
 
 PAGE = 200
 
@@ -20,9 +20,9 @@ class NoAnswer(TerselyError):
 
 async def read_session(
     http: aiohttp.ClientSession, address: str, session_id: str, headers: Mapping[str, str]
-) -> list[Stored]:
+) -> list[StoredClientMessage]:
     """Return all messages of a session as the client knows them, in order."""
-    stored: list[Stored] = []
+    stored: list[StoredClientMessage] = []
     after: object = 0
     while True:
         query = {"view": "client", "limit": str(PAGE), "after": str(after)}
@@ -34,7 +34,9 @@ async def read_session(
         page = raw_json.split_object(body)
         for item in raw_json.split_array(page["items"]):
             members = raw_json.split_object(item)
-            stored.append(Stored(raw=members["raw"], is_reply=raw_json.load(members["role"]) == "assistant"))
+            stored.append(
+                StoredClientMessage(raw=members["raw"], is_reply=raw_json.load(members["role"]) == "assistant")
+            )
         after = raw_json.load(page.get("next", b"null"))
         if after is None:
             return stored

@@ -1,1 +1,1 @@
-"""Where an agent's own SQL runs: a session's rows in SQLite, in child processes that can be killed."""
+"""Runs agents' own SQL: a session's rows in SQLite, in child processes that can be killed."""

@@ -14,7 +14,7 @@ from tersely.api.proxy import ProxyRoutes
 from tersely.server.errors import CommandError
 
 
-class _Server(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
     """``is_up`` is set when it listens, or has failed to."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -49,7 +49,7 @@ async def serving(
         access_log=False,
         timeout_graceful_shutdown=2,
     )
-    server = _Server(config)
+    server = _EmbeddedServer(config)
     running = asyncio.get_running_loop().create_task(server.serve(sockets=list(sockets) or None))
     running.add_done_callback(lambda _: server.is_up.set())  # or it never will be
     try:

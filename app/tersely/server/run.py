@@ -57,7 +57,7 @@ AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """How to serve."""
+    """The options of `tersely serve`."""
 
     host: str
     port: int
@@ -175,7 +175,7 @@ def _serve_here(
 ) -> None:
     application = build(_behind(settings, upstream), database_url=url, is_local=serving.host in LOOPBACK)
     config = _config(application, serving)
-    server = _Server(config, settings, is_scripted=serving.is_scripted)
+    server = _AnnouncingServer(config, settings, is_scripted=serving.is_scripted)
     _on_hangup(lambda _, frame: server.handle_exit(signal.SIGTERM, frame))
     try:
         server.run(sockets)
@@ -272,7 +272,7 @@ def _config(application: object, serving: ServeOptions) -> uvicorn.Config:
     )
 
 
-class _Server(GracefulServer):
+class _AnnouncingServer(GracefulServer):
     """The server. It prints the next steps once it listens."""
 
     def __init__(self, config: uvicorn.Config, settings: Settings, *, is_scripted: bool) -> None:

@@ -18,11 +18,11 @@ from tersely.strategies import prompts
 from tersely.strategies.epochs.new_tasks import starts_new_task
 from tersely.strategies.epochs.policies import (
     PROGRESS,
-    Advance,
     Auto,
     CutConditions,
     EveryRequest,
     Policy,
+    StartEpoch,
     Watermarks,
     content_tokens,
 )
@@ -93,7 +93,7 @@ class EpochStartInputs:
     snapshot: Snapshot
     inputs: EpochInputs
     policy: Policy
-    advance: Advance
+    epoch_start: StartEpoch
     watermarks: Watermarks
     now: datetime
     encode: Encode
@@ -102,12 +102,12 @@ class EpochStartInputs:
     @property
     def is_overflow(self) -> bool:
         """Return whether the upstream has just refused the context as too long."""
-        return self.advance.reason == "overflow"
+        return self.epoch_start.reason == "overflow"
 
     @property
     def is_lazy(self) -> bool:
         """Return whether nothing requires a cut. Under ``auto`` a history that fits is sent in full."""
-        lazy = self.advance.reason in {"first", "edit", "config"}
+        lazy = self.epoch_start.reason in {"first", "edit", "config"}
         return isinstance(self.policy, Auto) and lazy and self.draft.tokens <= self.watermarks.high
 
     @property
@@ -115,7 +115,7 @@ class EpochStartInputs:
         """Return whether the context must shrink: it is over the limit, or the upstream or a caller reports that it is
         too long.
         """
-        if self.advance.reason in {"overflow", "compact", "high_watermark", "window"}:
+        if self.epoch_start.reason in {"overflow", "compact", "high_watermark", "window"}:
             return True
         return content_tokens(self.snapshot) > self.watermarks.high
 
@@ -255,7 +255,7 @@ def compact_limit(strategy: Compact, snapshot: Snapshot | None) -> int | None:
 
 def compose(strategy: Strategy, start: EpochStartInputs) -> Composition:
     """Return the stages with which ``strategy`` begins an epoch."""
-    if start.advance.reason == "clear":
+    if start.epoch_start.reason == "clear":
         return Composition(shape=(clear_all(),), head=(), cuts_itself=True)
     match strategy:
         case Full():
@@ -351,10 +351,10 @@ def _trim(strategy: Trim, start: EpochStartInputs) -> Composition:
         return Composition(shape=(clear(),), head=(), cuts_itself=True)
     if start.is_overflow:
         shape = (keep_newest_turns(OVERFLOW_TURNS), start.shorten(lambda _: overflow_tiers(read_back=way)))
-    elif start.advance.reason == "resume":
+    elif start.epoch_start.reason == "resume":
         shape = (keep_texts(max(RESTORE_LEAST, strategy.max_context_turns // RESTORE_SHARE)),)
     else:
-        most = 1 if start.advance.reason == "compact" else strategy.max_context_turns
+        most = 1 if start.epoch_start.reason == "compact" else strategy.max_context_turns
         halve: tuple[Stage, ...] = (drop_half_over_turns(most), fit_budget(budget))
         if isinstance(start.policy, Auto) and most > 1:
             # One after the other at three calls, they would cost three re-writes of the prefix.
@@ -368,7 +368,7 @@ def _trim(strategy: Trim, start: EpochStartInputs) -> Composition:
         earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
-        is_requested=start.advance.reason == "compact",
+        is_requested=start.epoch_start.reason == "compact",
     )
     return Composition(shape=shape, head=(start.references(strategy.references), summary), cuts_itself=True)
 
@@ -387,7 +387,7 @@ def _compact(strategy: Compact, start: EpochStartInputs) -> Composition:
         earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
-        is_requested=start.advance.reason == "compact",
+        is_requested=start.epoch_start.reason == "compact",
     )
     archive = () if strategy.tool_summary_strategy == "off" else (_archive(strategy, start),)
     return Composition(
@@ -424,7 +424,7 @@ def _split_if_due(strategy: Compact, start: EpochStartInputs) -> Stage:
 
 
 def _is_due(strategy: Compact, start: EpochStartInputs, draft: Draft) -> bool:
-    if start.is_overflow or start.advance.reason in {"compact", "high_watermark", "messages", "window"}:
+    if start.is_overflow or start.epoch_start.reason in {"compact", "high_watermark", "messages", "window"}:
         return True
     if not strategy.auto_compact:
         return False

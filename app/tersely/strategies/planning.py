@@ -27,12 +27,12 @@ from tersely.strategies.epochs.additions import (
 from tersely.strategies.epochs.cutting import must_stay
 from tersely.strategies.epochs.policies import (
     PROGRESS,
-    Advance,
     Auto,
+    ContinueEpoch,
     EpochDecision,
     EveryRequest,
-    Keep,
     Policy,
+    StartEpoch,
     Stride,
     TokenSums,
     compute_watermarks,
@@ -81,15 +81,15 @@ def decide(
     shown = with_tiers_applied(snapshot)
     needs = needs_of(strategy, shown)
     decision = decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
-    if isinstance(decision, Keep) and is_due(shown, policy, needs):
-        return Advance(reason="instructions")
+    if isinstance(decision, ContinueEpoch) and is_due(shown, policy, needs):
+        return StartEpoch(reason="instructions")
     return decision
 
 
 def surely_keeps(
     snapshot: Snapshot, *, strategy: Strategy, policy: Policy, sums: TokenSums, widest: int, now: datetime
 ) -> bool:
-    """Return True only where `decide` keeps the epoch: told without looking at the messages.
+    """Return True only where `decide` keeps the epoch. Do not read the messages.
 
     Every block that the client injected must be shown. ``widest``: see `keeps_by_sums`.
     """
@@ -219,7 +219,7 @@ def plan_epoch(
     *,
     strategy: Strategy,
     policy: Policy,
-    advance: Advance,
+    epoch_start: StartEpoch,
     now: datetime,
     encode: Encode,
     overflows: int = 0,
@@ -230,7 +230,7 @@ def plan_epoch(
     ``snapshot.entries`` and on the bounds of ``inputs``, never on the session's length.
     """
     snapshot = _on_basis(snapshot, strategy, policy)
-    if advance.reason == "instructions" and snapshot.epoch is not None:
+    if epoch_start.reason == "instructions" and snapshot.epoch is not None:
         return _with_additions(snapshot, snapshot.epoch, strategy=strategy, policy=policy, now=now, encode=encode)
     # The rounds of a plan count the same lines again and again; the memory of that ends with the plan.
     needs = needs_of(strategy, snapshot)
@@ -239,8 +239,8 @@ def plan_epoch(
         snapshot=snapshot,
         inputs=_without_extracts(_since_cleared(inputs, _cleared_at(snapshot)), snapshot),
         policy=policy,
-        advance=advance,
-        watermarks=compute_watermarks(snapshot, policy, needs, halved=advance.reason in {"overflow", "compact"}),
+        epoch_start=epoch_start,
+        watermarks=compute_watermarks(snapshot, policy, needs, halved=epoch_start.reason in {"overflow", "compact"}),
         now=now,
         encode=cache(encode),
         overflows=overflows,
@@ -253,8 +253,8 @@ def plan_epoch(
         number=snapshot.epoch.number + 1 if snapshot.epoch else 1,
         cut=draft.cut,
         head=draft.head,
-        kept=(*(entry.seq for entry in draft.kept), *_answered_late(snapshot, draft, advance)),
-        reason=advance.reason,
+        kept=(*(entry.seq for entry in draft.kept), *_answered_late(snapshot, draft, epoch_start)),
+        reason=epoch_start.reason,
         fingerprint=fingerprint_of(strategy, policy, snapshot.read_back),
         references=draft.references,
         excerpts=draft.excerpts,
@@ -263,7 +263,7 @@ def plan_epoch(
         prefixes=draft.prefixes if note is None else (note, *draft.prefixes),
         retrieved=draft.retrieved,
         whole=_whole_turns(draft, snapshot),
-        cleared_at=draft.cut if advance.reason == "clear" else _cleared_at(snapshot),
+        cleared_at=draft.cut if epoch_start.reason == "clear" else _cleared_at(snapshot),
         summary_covers_to=draft.summary_covers_to,
         head_covers_to=draft.head_covers_to,
         covered=draft.covered,
@@ -373,13 +373,13 @@ def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ..
     return tuple(TurnReport(turn=turn, kept=kept, tokens=0, reason=reason) for turn in turns)
 
 
-def _answered_late(snapshot: Snapshot, draft: Draft, advance: Advance) -> list[int]:
+def _answered_late(snapshot: Snapshot, draft: Draft, epoch_start: StartEpoch) -> list[int]:
     """Return the questions before the cut, not kept yet, whose replies have numbers after it.
 
     If several clients write at once, a reply may have a higher sequence number than later questions. The cut is a
     sequence number and must not separate the reply from its question.
     """
-    if draft.cut == 1 or advance.reason == "clear":
+    if draft.cut == 1 or epoch_start.reason == "clear":
         return []
     loaded = _loaded(snapshot)
     late = {entry.turn for entry in late_replies(loaded, draft.cut)}
@@ -504,13 +504,13 @@ def _starting_draft(snapshot: Snapshot) -> Draft:
 def _limits(start: EpochStartInputs, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
     """Return above how many tokens of content this plan must cut, and down to how many; None: it need not."""
     marks = start.watermarks
-    if start.is_overflow or start.advance.reason == "compact":
+    if start.is_overflow or start.epoch_start.reason == "compact":
         return marks.low, marks.low
     if isinstance(start.policy, EveryRequest):
         return marks.room, marks.room
     if isinstance(start.policy, Stride) and by_turns:
         return marks.room, None if marks.room is None else marks.room * 3 // 4
-    if start.advance.reason in {"first", "edit", "config"}:
+    if start.epoch_start.reason in {"first", "edit", "config"}:
         return marks.high, marks.low
     # A strategy's own cut that leaves hardly less than the limit would be due again at once.
     return (int(marks.high * PROGRESS) if cuts_itself else marks.low), marks.low

@@ -1,4 +1,4 @@
-"""When to compress and when to retrieve (Fifth, "When to Compress vs. Retrieve"): the table as rules.
+"""Decide when to compress and when to retrieve (Fifth, "When to Compress vs. Retrieve"): the table as rules.
 
 | situation | action |
 |---|---|
@@ -25,7 +25,7 @@ PAST_TOPIC = 0.4
 
 _ERROR = re.compile(r"(?:Error|Exception)\b|error:|fatal:|panic:|\bfailed\b|not found|denied", re.IGNORECASE)
 _VARIABLE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", re.IGNORECASE)
-# An error is told in few lines near the beginning or the end of an output.
+# An error stands in few lines near the beginning or the end of an output.
 _LOOK_AT = 10_000
 _MAX_LINES = 20
 _LINE_LENGTH = 200

@@ -12,7 +12,7 @@ from tersely.domain.messages import Dialect as DialectName
 DONE = "[DONE]"
 
 
-class _Unfinished(ValueError):
+class _InvalidReply(ValueError):
     """A reply that its format does not allow."""
 
 
@@ -47,7 +47,7 @@ def _events(body: bytes) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class _Assembled:
+class _AssembledReply:
     """A streamed message as SDKs put it together."""
 
     content: str | None = None
@@ -80,14 +80,14 @@ class _Assembled:
 
 
 def _read_chunks(body: bytes) -> tuple[dict[str, Any], bool]:
-    assembled, is_done = _Assembled(), False
+    assembled, is_done = _AssembledReply(), False
     for data in _events(body):
         if data == DONE:
             is_done = True
         else:
             assembled.feed(json.loads(data))
     if not is_done:
-        raise _Unfinished("the stream did not end with " + DONE)
+        raise _InvalidReply("the stream did not end with " + DONE)
     return assembled.message, assembled.has_usage
 
 
@@ -108,11 +108,11 @@ def _blocks(body: bytes) -> list[dict[str, Any]]:
             case "message_stop":
                 is_done = True
             case "error":
-                raise _Unfinished(str(event["error"]))
+                raise _InvalidReply(str(event["error"]))
             case _:
                 pass
     if not is_done:
-        raise _Unfinished("the stream did not end with message_stop")
+        raise _InvalidReply("the stream did not end with message_stop")
     for index, text in arguments.items():
         blocks[index]["input"] = json.loads(text or "{}")
     return [blocks[index] for index in sorted(blocks)]
@@ -153,12 +153,12 @@ def _completed(body: bytes) -> dict[str, Any]:
             case _:
                 pass
     if whole is None:
-        raise _Unfinished("the stream did not end with response.completed")
+        raise _InvalidReply("the stream did not end with response.completed")
     if [items[index] for index in sorted(items)] != whole["output"]:
-        raise _Unfinished("the items of the stream differ from those of its last event")
+        raise _InvalidReply("the items of the stream differ from those of its last event")
     for (index, part), text in texts.items():
         if items[index]["content"][part]["text"] != text:
-            raise _Unfinished("the pieces of a text differ from the whole text")
+            raise _InvalidReply("the pieces of a text differ from the whole text")
     return whole
 
 
@@ -175,5 +175,5 @@ def _parts(body: bytes, *, is_streamed: bool) -> list[dict[str, Any]]:
             parts += (candidate.get("content") or {}).get("parts") or ()
             is_done = is_done or bool(candidate.get("finishReason"))
     if not is_done:
-        raise _Unfinished("no finishReason")
+        raise _InvalidReply("no finishReason")
     return parts

@@ -20,7 +20,9 @@ class BadTranscript(TerselyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyForm:
-    """How a client wants the reply. ``has_option``: with usage (chat completions), or as a JSON array (Gemini)."""
+    """The form of the reply that a client wants. ``has_option``: with usage (chat completions), or as a JSON array
+    (Gemini).
+    """
 
     model: str
     is_streamed: bool = False

@@ -161,7 +161,7 @@ class _RequestMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationForm:
-    """How a dialect writes a conversation.
+    """The form of a conversation in a dialect.
 
     ``key``: the member with the messages. ``items`` splits it into raw messages, each with the number of parts that it
     was made of. ``reply`` turns a raw message into a reply of that dialect. ``request`` makes a request of the other

@@ -23,12 +23,16 @@ from tersely.upstream.request_head import begin_head, end_head
 
 # Maximum of bytes that are unpacked at a time, whatever the compression.
 MAX_INFLATED = 1024 * 1024
+# Maximum of compressed members that one body may consist of.
+MAX_MEMBERS = 64 * 1024
 MAX_TRAILER = 64 * 1024
 # The pieces of a larger reply are joined in a thread.
 LARGE_REPLY = 1024 * 1024
 # Seconds. A timer of uvloop counts whole milliseconds and may fire so much early: if the rest of a millisecond were
 # awaited again and again, each time would send a heartbeat.
 TIMER_STEP = 0.002
+# How a further member of a compressed body begins.
+_MEMBER = b"\x1f"
 # Methods that may be sent again if it is unknown whether the host received the request.
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -66,8 +70,9 @@ class UpstreamReply:
         self._now = asyncio.get_running_loop().time
         self.on_close: Callable[[], None] | None = None
         self._inflate: zlib._Decompress | None = None
-        self._inflated = 0
-        self._most_inflated = 0
+        self._most_inflated = self._room = 0
+        self._members = 0
+        self._failure: Exception | None = None
         self.status = source.status
         self.headers: Headers = source.headers
         # The media type, without parameters, in lower case.
@@ -85,9 +90,9 @@ class UpstreamReply:
 
         The reply is broken off after ``limit`` bytes: a few compressed bytes can stand for any number.
         """
-        self._most_inflated = limit
+        self._most_inflated = self._room = limit
         if self._header("content-encoding") in ("gzip", "x-gzip", "deflate"):
-            self._inflate = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+            self._inflate = _new_inflate()
             self.headers = [
                 (name, value)
                 for name, value in self.headers
@@ -98,17 +103,44 @@ class UpstreamReply:
         """Return the bytes that have arrived, ``b""`` at the end; None if more must be awaited."""
         if self._source is None:
             raise BrokenOff("closed")
-        inflate = self._inflate
-        if inflate is None:
+        if self._inflate is None:
             return self._source.take()
-        while packed := inflate.unconsumed_tail or self._source.take():
-            room = self._most_inflated - self._inflated
-            if piece := inflate.decompress(packed, min(MAX_INFLATED, room) or 1):
-                self._inflated += len(piece)
-                if self._inflated > self._most_inflated:
+        if self._failure is not None:
+            raise self._failure
+        pieces: list[bytes] = []
+        size = 0
+        packed: bytes | None = b""
+        try:
+            while size < MAX_INFLATED and (packed := self._packed(self._source)):
+                piece = self._inflate.decompress(packed, min(MAX_INFLATED - size, self._room) or 1)
+                if piece and not self._room:
                     raise UpstreamUnavailable(f"the model host's compressed reply is over {self._most_inflated} bytes")
-                return piece
-        return packed
+                pieces.append(piece)
+                size += len(piece)
+                self._room -= len(piece)
+        except (OSError, zlib.error, UpstreamUnavailable) as error:
+            if not size:
+                raise
+            self._failure = error  # what came before it goes out first
+        return b"".join(pieces) if size else packed
+
+    def _packed(self, source: ReplySource) -> bytes | None:
+        """Return compressed bytes, ``b""`` at the end; None if more must be awaited.
+
+        A body may consist of several members (RFC 1952, section 2.2). What follows the last one is dropped.
+        """
+        assert self._inflate is not None
+        if not self._inflate.eof:
+            return self._inflate.unconsumed_tail or source.take()
+        rest = self._inflate.unused_data or source.take()
+        while rest and not rest.startswith(_MEMBER):
+            rest = source.take()
+        if rest:
+            self._members += 1
+            if self._members > MAX_MEMBERS:
+                raise UpstreamUnavailable(f"the model host's compressed reply has over {MAX_MEMBERS} members")
+            self._inflate = _new_inflate()
+        return rest
 
     async def _next(self, deadline: float) -> bytes | None:
         """Return the next bytes, ``b""`` at the end; None if none arrive before ``deadline``, in the loop's time."""
@@ -333,6 +365,10 @@ class PendingReply:
         """Give the request up: the host stops working."""
         if self.connection is not None:
             self.connection.abort()
+
+
+def _new_inflate() -> zlib._Decompress:
+    return zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
 
 
 async def _wait_for_head(connection: Connection, deadline: float) -> Connection:

@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request can be sent: an idle host has sent nothing and has not closed the connection."""
+        """True if a request can be sent: an idle host has sent nothing and has not closed the connection."""
         if not self._is_fit or self._transport is None or self._transport.is_closing():
             return False
         # What the event loop has not seen yet counts too: a request into a closed connection may be lost.

@@ -16,29 +16,29 @@ MAX_REPLY = 64 * 1024 * 1024
 _NOT_NOW = frozenset({401, 403, 404, 408, 425, 429})
 
 
-class _Item(msgspec.Struct):
+class _Embedding(msgspec.Struct):
     index: int
     embedding: list[float]
 
 
-class _Usage(msgspec.Struct):
+class _EmbeddingUsage(msgspec.Struct):
     total_tokens: int = 0
 
 
-class _Reply(msgspec.Struct):
-    data: list[_Item]
-    usage: _Usage | None = None
+class _EmbeddingReply(msgspec.Struct):
+    data: list[_Embedding]
+    usage: _EmbeddingUsage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embedded:
+class EmbeddingResult:
     """Vectors, and the tokens that the host counted for them (None: it did not)."""
 
     vectors: list[array[float]]
     tokens: int | None
 
 
-_reply_decoder = msgspec.json.Decoder(_Reply)
+_reply_decoder = msgspec.json.Decoder(_EmbeddingReply)
 
 
 class EmbeddingsHost:
@@ -60,7 +60,7 @@ class EmbeddingsHost:
         """Close every connection."""
         await self._upstream.close()
 
-    async def embed(self, texts: Sequence[str]) -> Embedded:
+    async def embed(self, texts: Sequence[str]) -> EmbeddingResult:
         """Return one vector of 32-bit floats for each text, all of one length, and the tokens that the host counted.
 
         Raises `UpstreamRefused` if the host refuses these texts, `UpstreamUnavailable` for any other failure.
@@ -79,7 +79,7 @@ class EmbeddingsHost:
         return _read(content, len(texts))
 
 
-def _read(content: bytes, count: int) -> Embedded:
+def _read(content: bytes, count: int) -> EmbeddingResult:
     try:
         reply = _reply_decoder.decode(content)
         items = sorted(reply.data, key=lambda item: item.index)
@@ -90,4 +90,4 @@ def _read(content: bytes, count: int) -> Embedded:
         raise UpstreamUnavailable("the embedding model's reply does not fit the texts")
     if not all(vectors):
         raise UpstreamUnavailable("the embedding model's reply holds an empty vector")
-    return Embedded(vectors=vectors, tokens=reply.usage.total_tokens if reply.usage is not None else None)
+    return EmbeddingResult(vectors=vectors, tokens=reply.usage.total_tokens if reply.usage is not None else None)

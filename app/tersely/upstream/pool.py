@@ -14,8 +14,8 @@ from tersely.upstream.connection import BrokenOff, Connection
 # Seconds: how long an unused connection is kept, how long a resolved name is valid, and after which time the next
 # address is tried.
 KEEP_ALIVE = 30.0
-ADDRESSES = 60.0
-NEXT_ADDRESS = 0.25
+ADDRESS_LIFETIME = 60.0
+NEXT_ADDRESS_AFTER = 0.25
 
 
 class ConnectionPool:
@@ -97,7 +97,7 @@ class ConnectionPool:
 
     async def _open_socket(self) -> socket.socket:
         try:
-            return await start_connection(await self._resolve(), happy_eyeballs_delay=NEXT_ADDRESS, interleave=1)
+            return await start_connection(await self._resolve(), happy_eyeballs_delay=NEXT_ADDRESS_AFTER, interleave=1)
         except OSError:
             self._addresses_expire = 0.0
             raise
@@ -109,7 +109,7 @@ class ConnectionPool:
                 self._addresses = await loop.getaddrinfo(  # type: ignore[assignment]
                     self._host, self._port, type=socket.SOCK_STREAM
                 )
-                self._addresses_expire = loop.time() + ADDRESSES
+                self._addresses_expire = loop.time() + ADDRESS_LIFETIME
             return list(self._addresses)
 
     def _forget(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What the frameworks' agents are asked, one turn after the other, and the tool that they have."""
+"""The questions for the frameworks' agents, one turn after the other, and the tool that they have."""
 
 import os
 

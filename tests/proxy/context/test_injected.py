@@ -356,6 +356,39 @@ def test_a_hidden_message_keeps_its_injected_blocks(
     check(model, key, markers)
 
 
+@pytest.mark.parametrize("strategy", ["full", "slim", "window"])
+@pytest.mark.parametrize("way", ["drop", "hide"])
+@pytest.mark.parametrize("name", FIRST_REQUESTS)
+def test_blocks_around_a_hidden_message_stand_once_resent_and_by_reference(
+    service: Service, model: Model, http: httpx.Client, key: str, name: str, way: str, strategy: str
+) -> None:
+    """The place of a block is in front of the next message that is shown, whoever brings the history."""
+    client, markers = new_client(service, model, http, name, key, x_tersely_strategy=strategy)
+    client.ask()
+    client.say("Tell me more.")
+    api = f"{service.url}/api/sessions/{client.session}"
+    if way == "drop":
+        assert http.post(f"{api}/turns/t1/drop").status_code == 200
+    else:
+        turn = http.get(f"{api}/turns/t1").json()
+        for seq in range(turn["first_seq"], turn["last_seq"] + 1):
+            changed = http.patch(f"{api}/messages/{seq}", json={"model_visible": False})
+            assert changed.status_code in {200, 409, 422}, changed.text
+    client.say("And more.")
+    check(model, key, markers)
+    epoch, resent = client.epoch, list(client.history)
+    built = http.post(f"{api}/context", json={"dialect": client.dialect}).json()
+    shown = json.dumps([built["messages"], built["instructions"]]).encode()
+    assert set(count_each(markers.words, shown).values()) == {1}, shown
+    client.history.clear()
+    client.say("Only this is new.", x_tersely_session=client.session)
+    check(model, key, markers)
+    client.history[:] = [*resent, *client.history]
+    client.say("Everything again.")
+    check(model, key, markers)
+    assert client.epoch == epoch
+
+
 @pytest.mark.parametrize("name", FIRST_REQUESTS)
 def test_blocks_stand_in_contexts_of_sessions_without_calls(
     service: Service, http: httpx.Client, key: str, name: str
@@ -418,7 +451,9 @@ def test_blocks_survive_an_overflow(service: Service, model: Model, http: httpx.
 
 def test_large_rules_start_no_epochs(service: Service, model: Model, http: httpx.Client, key: str) -> None:
     """Blocks count as instructions: rules beyond the high watermark leave the conversation its room."""
-    client, markers = new_client(service, model, http, "claude-code", key, x_tersely_epoch=SMALL)
+    client, markers = new_client(
+        service, model, http, "claude-code", key, x_tersely_epoch='{"high": 4000, "low": 1600}'
+    )
     rules = client.history[0]["content"][2]
     rules["text"] = rules["text"].replace("# claudeMd", "# claudeMd\n" + "Prefer small functions. " * 2000)
     client.ask()

@@ -54,7 +54,7 @@ class Session:
         return [*([{"role": "system", "content": instructions}] if instructions else []), *shown.json()["messages"]]
 
     def call(self, *messages: dict[str, Any], reply: str = "Done.", **more: Any) -> list[dict[str, Any]]:
-        """What the model was sent."""
+        """Return the messages that the model was sent."""
         self._model.script(self._key, ScriptedReply(message={"role": "assistant", "content": reply}, **more))
         body = {"model": MODEL, "user": self._key, "messages": list(messages)}
         headers = {"x-tersely-session": self._key, "authorization": "Bearer k"}

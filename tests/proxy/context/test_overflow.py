@@ -1,4 +1,6 @@
-"""What providers really say when a context is too long, and what sounds alike, with a long history behind it."""
+"""Real errors of providers about contexts that are too long, and errors that sound alike, with a long history behind
+the request.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +78,9 @@ def load(shared_data: Path) -> list[Case]:
 
 
 async def play(
-    service: Service, raw: RawUpstream, case: Case, second: bytes, *, streams: bool
+    service: Service, raw: RawUpstream, case: Case, second: bytes, *, streams: bool, **headers: str
 ) -> tuple[Any, list[Any]]:
-    """Send a long history; the first try is answered with the case, the next with ``second``."""
+    """Send a long history; the first try is answered with the case, the next ones with ``second``."""
     session = f"overflow-{case.id}-{streams}"
     seen: list[RawRequest] = []
 
@@ -88,7 +90,7 @@ async def play(
         await writer.drain()
 
     raw.handler = handler
-    answer = await post(service, body_of(*history(), stream=streams), X_Tersely_Session=session)
+    answer = await post(service, body_of(*history(), stream=streams), X_Tersely_Session=session, **headers)
     return answer, seen
 
 
@@ -141,6 +143,63 @@ async def test_a_retry_that_fails_too_is_the_providers_own_error(behind_raw: Ser
     epochs = await query(behind_raw, "SELECT reason FROM epochs WHERE session_id = $1", answer.session)
     assert "overflow" not in [row["reason"] for row in epochs]
     assert [each.role for each in await messages_by_number(behind_raw, answer.session)].count("user") == TURNS + 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("is_again", [False, True])
+async def test_compact_makes_a_checkpoint_and_tries_again_once(
+    behind_raw: Service, raw: RawUpstream, streams: bool, is_again: bool
+):
+    """tiancaiamao/ai, "Automatic and Recovery Compaction Paths": also without automatic compaction."""
+    refusal = _refusal(f"compact-{is_again}-{streams}")
+    good = GOOD_STREAM if streams else GOOD
+    strategy = json.dumps({"name": "compact", "auto_compact": False})
+
+    answer, seen = await play(
+        behind_raw, raw, refusal, refusal.reply if is_again else good, streams=streams, X_Tersely_Strategy=strategy
+    )
+
+    assert len(seen) == 2
+    assert answer.status == (400 if is_again else 200)
+    first, second = (json.dumps(json.loads(each.body)["messages"]) for each in seen)
+    assert "[Previous conversation summary]" not in first
+    assert "[Previous conversation summary]" in second
+    assert "question 0" in second  # in the checkpoint
+    assert "and the last question" in second
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_trim_is_cleared_at_the_second_refusal_and_remembers_what_went(
+    behind_raw: Service, raw: RawUpstream, key: str, streams: bool
+):
+    """CowAgent, "Overflow Emergency Handling", through the proxy."""
+    refusal = _refusal(key)
+    seen: list[RawRequest] = []
+
+    async def handler(request: RawRequest, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(request)
+        writer.write(refusal.reply if len(seen) <= 2 else GOOD_STREAM if streams else GOOD)
+        await writer.drain()
+
+    raw.handler = handler
+    strategy = json.dumps({"name": "trim", "max_context_turns": 1_000})
+    asked = body_of(*history(), stream=streams)
+    answer = await post(behind_raw, asked, X_Tersely_Session=key, X_Tersely_Strategy=strategy)
+
+    assert answer.status == 200
+    _, second, third = (json.loads(each.body)["messages"] for each in seen)
+    questions = [message for message in second if message["role"] == "user"]
+    assert 1 < len(questions) <= 5
+    assert [(m["role"], m["content"]) for m in third if m["role"] != "system"] == [("user", "and the last question")]
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(20):
+        while not found:
+            await asyncio.sleep(0.1)
+            found = (await post(behind_raw, b"", method="GET", path=f"/api/memory?session={key}")).json["items"]
+    ranges = sorted((each["first_seq"], each["last_seq"]) for each in found)
+    assert ranges[0][0] <= 2
+    assert ranges[-1][1] == 2 * TURNS + 1
+    assert sum(last - first + 1 for first, last in ranges) >= 2 * TURNS
 
 
 async def test_a_history_that_cannot_be_reduced_gets_the_error(behind_raw: Service, raw: RawUpstream, key: str):

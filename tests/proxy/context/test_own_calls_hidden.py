@@ -1,4 +1,4 @@
-"""What the model asked our own tools, and what they said, is found and told by nobody as the conversation's."""
+"""Calls of our own tools, and their answers, are found by no search and told by no summary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def searching(store: Database, model: Model) -> Iterator[Service]:
         yield running
 
 
-async def searched(service: Service, model: Model, key: str) -> None:
+async def converse_with_searches(service: Service, model: Model, key: str) -> None:
     """A session of four turns, in the third of which the model looked for the palette of the first and noted it."""
     look = ("s1", "context_search", {"mode": "search", "query": "palette"})
     note = ("s2", "manage_scratchpad", {"action": "update", "content": "palette is in src/zz_note.css"})
@@ -48,7 +48,7 @@ def ask(service: Service, key: str, **lookup: Any) -> dict[str, Any]:
 
 
 async def test_search_finds_messages_and_no_earlier_search_results(searching: Service, model: Model, key: str) -> None:
-    await searched(searching, model, key)
+    await converse_with_searches(searching, model, key)
     hidden = httpx.get(f"{searching.url}/api/sessions/{key}/messages", params={"view": "all"}).json()["items"]
     assert len([each for each in hidden if not each["client_visible"]]) == 5, "the model did use our tools"
 
@@ -64,7 +64,7 @@ async def test_search_finds_messages_and_no_earlier_search_results(searching: Se
 
 
 async def test_imported_session_keeps_own_calls_in_place(searching: Service, model: Model, key: str) -> None:
-    await searched(searching, model, key)
+    await converse_with_searches(searching, model, key)
     exported = httpx.get(f"{searching.url}/api/sessions/{key}/export").content
     assert len(json.loads(exported)["context"]) == 8
     assert "zz_note" not in json.dumps(json.loads(exported)["context"])
@@ -90,7 +90,7 @@ async def test_imported_session_keeps_own_calls_in_place(searching: Service, mod
 
 
 async def test_head_omits_own_calls(searching: Service, model: Model, key: str) -> None:
-    await searched(searching, model, key)
+    await converse_with_searches(searching, model, key)
     await post(searching, body_of("The last one.", user=key), X_Tersely_Session=key, **SHAPE)
     sent = json.loads(model.requests(key)[-1].body)["messages"]
     head = json.dumps(sent[:-1])

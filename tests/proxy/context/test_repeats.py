@@ -56,10 +56,10 @@ def step(dialect: str, number: int, text: str) -> list[dict[str, Any]]:
 
 
 def body_for(dialect: str, key: str, steps: int, *, stream: bool) -> bytes:
-    member = {"openai_responses": "input", "gemini": "contents"}.get(dialect, "messages")
+    member = {"openai_responses": "input", "gemini": "contents", "gemini_gca": "contents"}.get(dialect, "messages")
     body = json.loads(WIRES[dialect].body(f"Read it, {key}.", stream=stream))
     for number in range(steps):
-        body[member] += step(dialect, number, FILE)
+        body.get("request", body)[member] += step(dialect, number, FILE)
     return json.dumps(body).encode()
 
 

@@ -1,4 +1,4 @@
-"""What a model writes for an earlier strategy is taken out as long as its context shows that it did so."""
+"""Tags for an earlier strategy are removed as long as the model's context shows them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Client:
     answers: int = 0
 
     async def ask(self, reply: str, strategy: str, *, epoch: str = "auto") -> str:
-        """What the client is shown of ``reply``, which is what the model says."""
+        """Return the client's view of ``reply``, the model's own words."""
         self.answers += 1
         self.model.script(self.key, ScriptedReply(message={"role": "assistant", "content": reply}, chunk_chars=5))
         self.history.append(("user", f"Question {self.answers}."))

@@ -70,6 +70,21 @@ def test_window_strips_the_state_and_shows_it_to_the_model_alone(service: Servic
     assert state["text"].startswith("Goal: ship")
 
 
+def test_under_auto_a_state_is_where_the_model_wrote_it_until_the_next_epoch(service: Service, model: Model) -> None:
+    client = Client(service, model, "w4", '{"name": "window", "context_size": 1}', '{"high": 1500, "low": 500}')
+    client.ask(user("begin"), reply=f"Hello.\n\n{STATE}")
+    sent = client.ask(user("go on"), reply="fine")
+    holding = [m["role"] for m in sent["messages"] if "Technical Anchors: 8484" in m["content"]]
+    assert holding == ["assistant"]
+    assert not any("Context -- State" in message["content"] for message in sent["messages"])
+    for number in range(6):
+        sent = client.ask(user(f"turn {number} " + "word " * 200), reply="fine")
+    texts = [message["content"] for message in sent["messages"]]
+    assert "begin" not in texts
+    (state,) = [text for text in texts if "Technical Anchors: 8484" in text]
+    assert "Context -- State" in state
+
+
 def test_the_scratchpad_is_a_layer_after_the_state(service: Service, model: Model) -> None:
     client = Client(service, model, "w2", "window")
     client.ask(user("begin"), reply=f"Hello.\n\n{STATE}")
@@ -141,7 +156,7 @@ def test_tiered_retrieves_a_past_topic(service: Service, model: Model) -> None:
 
 
 def ask_delta(service: Service, model: Model, session: str, text: str, strategy: str, epoch: str) -> str:
-    """What the model was sent when a client goes on in a session with nothing but ``text``, as one text."""
+    """Return the model's input, as one text, when a client sends a session nothing but ``text``."""
     key = model.script(session)
     model.script(key, say("Well."))
     headers = {"x-tersely-session": session, "x-tersely-strategy": strategy, "x-tersely-epoch": epoch}

@@ -61,10 +61,12 @@ def answer(number: int) -> dict[str, Any]:
 
 
 class Agent:
-    """A client that resends its whole history, or (``is_delta``) only what is new."""
+    """A client that resends its whole history, or (``is_delta``) only what is new. ``is_named``: with a session id."""
 
-    def __init__(self, model: Model, key: str, *, is_delta: bool = False, epoch: str = EPOCH) -> None:
-        self.key, self.is_delta, self.epoch = key, is_delta, epoch
+    def __init__(
+        self, model: Model, key: str, *, is_delta: bool = False, epoch: str = EPOCH, is_named: bool = True
+    ) -> None:
+        self.key, self.is_delta, self.epoch, self.is_named = key, is_delta, epoch, is_named
         self.history: list[dict[str, Any]] = []
         self._model = model
 
@@ -80,7 +82,9 @@ class Agent:
         self, service: Service, messages: list[dict[str, Any]], strategy: object, session: str
     ) -> list[dict[str, Any]]:
         self._model.script(self.key, ScriptedReply(message=answer(len(self.history) // 2)))
-        headers = {"x-tersely-session": session, "x-tersely-epoch": self.epoch, "authorization": "Bearer k"}
+        headers = {"x-tersely-epoch": self.epoch, "authorization": "Bearer k"}
+        if self.is_named:
+            headers["x-tersely-session"] = session
         if strategy is not None:
             headers["x-tersely-strategy"] = json.dumps(strategy)
         body = {"model": MODEL, "user": self.key, "messages": messages}
@@ -173,7 +177,7 @@ def stored(url: str, strategy: object, *batches: list[dict[str, Any]]) -> str:
 
 
 def lacks(agent: Agent, sent: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> list[str]:
-    """What ``sent`` lacks of ``fresh``: the same messages as they are, and each turn by its question."""
+    """Return what ``sent`` lacks of ``fresh``: the same messages as they are, and each turn by its question."""
     shown, shown_fresh = (questions_in(each, with_index=False) for each in (sent, fresh))
     return [
         *(["the same messages"] if own(agent, sent) != own(agent, fresh) else []),
@@ -289,6 +293,36 @@ def test_of_a_session_without_end_the_newest_part_is_looked_at(
     assert 20 <= len(own(agent, sent)) <= 22
     index = json.dumps(sent[:3])
     assert "module_3.py" in index  # what is older is still known by its names
+
+
+# Each of them shows more of a session than `slim` with one turn, and not all of it.
+WIDER: dict[str, dict[str, Any]] = {
+    "slim": {"name": "slim", "recent_turns": 5},
+    "window": {"name": "window", "context_size": 5},
+    "trim": {"name": "trim", "max_context_turns": 8},
+    "compact": {"name": "compact", "reserve_tokens": 119_000, "keep_recent_tokens": 4_000},  # of a window of 128,000
+    "tiered": {"name": "tiered", "total_budget": 9_000, "working_budget": 4_000},
+}
+
+
+@pytest.mark.parametrize("live_sessions", ["off", "16"])
+@pytest.mark.parametrize("name", WIDER)
+def test_calls_after_a_switch_extend_the_first_one(
+    store: Database, model: Model, key: str, name: str, live_sessions: str
+) -> None:
+    """A message that the new strategy shows again stays in the context, whatever a process has cached."""
+    agent = Agent(model, key, epoch='{"high": 4000, "low": 1500}', is_named=False)
+    given = {"live_sessions": live_sessions}
+    with serve(store, model.url, **given) as one, serve(store, model.url, **given) as other:
+        for _ in range(11):
+            agent.ask(one, strategy={"name": "slim", "recent_turns": 1})
+        agent.epoch = '{"high": 9000, "low": 6000}'
+        sent = agent.ask(one, strategy=WIDER[name])
+        assert 5 < len(own(agent, sent)) < 20
+        for service in (one, other):
+            later = agent.ask(service, strategy=WIDER[name])
+            assert later[: len(sent)] == sent
+            sent = later
 
 
 RULE = "<system-reminder>\nAs you answer, follow quokka rules.\n</system-reminder>"

@@ -1,4 +1,4 @@
-"""Whose request it is, and with what key: each provider's own addresses and headers under one root."""
+"""Tenants and keys of requests: each provider's own addresses and headers under one root."""
 
 from __future__ import annotations
 

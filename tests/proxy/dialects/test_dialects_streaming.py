@@ -1,4 +1,4 @@
-"""What streams and errors of every dialect have in common: ends that wait for the disk, breaks, silence, overflow."""
+"""Streams and errors of every dialect: ends that wait for the disk, breaks, silence, overflow."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _data(text: str, end: bytes, *, is_wrapped: bool, **more: str) -> bytes:
 
 
 def _pieces(end: bytes, *, is_wrapped: bool) -> tuple[list[bytes], bytes]:
-    """What the host sends, and the ``data`` lines of it."""
+    """Return the bytes of the host, and their ``data`` lines."""
     blank = end * 2
     hello = _data("Hel", b"", is_wrapped=is_wrapped)
     rest = _data("lo: all", blank, is_wrapped=is_wrapped, finishReason="STOP")

@@ -20,7 +20,7 @@ from tests.support.upstreams import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """How a client speaks: ``request`` of messages, a message of a user or of a result, the calls in a reply."""
+    """A client's dialect: ``request`` of messages, a message of a user or of a result, the calls in a reply."""
 
     path: str
     request: Callable[[list[Any]], dict[str, Any]]
@@ -138,7 +138,7 @@ async def add(service: Service, speaker: Speaker, key: str, number: int) -> None
 
 
 def sent(model: Model) -> str:
-    """What went up last, without the tools that were offered."""
+    """Return the last request upstream, without the tools that were offered."""
     body = json.loads(model.last.body)
     body.get("request", body).pop("tools", None)
     return json.dumps(body)

@@ -316,7 +316,7 @@ async def test_an_odd_reply_passes_and_is_stored(
 async def test_session_continues_with_valid_requests_after_an_odd_reply(
     request: pytest.FixtureRequest, raw: RawUpstream, key: str, dialect: str, way: str
 ) -> None:
-    """What could not be understood is in no context, and nothing that reads the session fails at it."""
+    """Replies that cannot be understood are in no context, and nothing that reads the session fails at them."""
     service = request.getfixturevalue(way)
     for body in (*WHOLE[dialect], *EVERYWHERE):
         raw.answer(http_head("application/json"), body)
@@ -589,7 +589,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _words_of(dialect: str, body: bytes) -> list[str]:
-    """What must be in the store of a reply that is not streamed; nothing of an error."""
+    """Return the words that must be stored of a whole reply; nothing of an error."""
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError):

@@ -177,7 +177,7 @@ def reply_in(recording: Recording, body: bytes) -> Reply:
 
 
 def _is_changed(recording: Recording) -> bool:
-    """Whether even a plain proxy changes the request: it asks for the usage, or mends what strict hosts refuse."""
+    """Return whether even a plain proxy changes the request: it asks for the usage, or mends it for strict hosts."""
     if any(name in recording.name for name in MENDED):
         return True
     asks_usage = b'"include_usage":true' in recording.request.replace(b" ", b"")
@@ -240,7 +240,7 @@ class Planter:
         ][: 1 if self.recording.dialect == "openai_responses" else None]
 
     def _says_words(self, event: bytes) -> bool:
-        """Whether the only strings under that name in an event are the model's words."""
+        """Return whether the only strings under that name in an event are the model's words."""
         match self.recording.dialect:
             case "openai_chat":
                 return event.count(b'"content"') == event.count(b'"choices"') == 1
@@ -253,7 +253,7 @@ class Planter:
                 return not any(other in event for other in others)
 
     def _is_bare(self, event: bytes) -> bool:
-        """Whether an event says nothing but words: without these, it would not be there."""
+        """Return whether an event has nothing but words: without these, it would not be there."""
         match self.recording.dialect:
             case "openai_chat":
                 members = json.loads(event.removeprefix(b"data:"))
@@ -310,7 +310,7 @@ class Planter:
         planted[last.event] = event + b"".join(clones)
 
     def _finish(self, events: list[bytes], text: str) -> bytes:
-        """What repeats the words, or numbers the events, in agreement with them."""
+        """Return the members that repeat the words, or number the events, in agreement with them."""
         body = b"".join(events)
         if self.recording.dialect != "openai_responses":
             return body

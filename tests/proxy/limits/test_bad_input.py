@@ -1,4 +1,4 @@
-"""What no client should send: a clear error, quickly, and everybody else is served meanwhile."""
+"""Bad requests get a clear error, quickly, and everybody else is served meanwhile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What no client should send, in every dialect: a clear refusal in the dialect's own shape, or the model host gets the
-client's own bytes and judges them. Never an error of ours, never a lost byte.
+"""Hostile bodies, in every dialect: a clear refusal in the dialect's own shape, or the model host gets the client's own
+bytes and judges them. Never an error of ours, never a lost byte.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def check(answer: Answered, forwarded: list[RawRequest], body: bytes, dialect: s
 
 
 def check_error(answer: Answered, dialect: str) -> None:
-    """Whether an error is of the dialect's own shape."""
+    """Check that an error has the dialect's own shape."""
     assert answer.headers["content-type"] == "application/json"
     error = answer.json["error"]
     assert error["message"]

@@ -1,4 +1,4 @@
-"""What the tests of a running service share: two tenants with keys of their own."""
+"""Fixtures of a running service: two tenants with keys of their own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.proxy import exchange_keeping
+from tersely.service.proxy import durable_writer
 from tersely.store.commit import batches, spool_marks, writer
 from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database
@@ -87,7 +87,7 @@ async def start(service: Service, kinds: tuple[str, ...] = KINDS) -> list[Conver
     return made
 
 
-async def stored_right(service: Service, database: Database, made: list[Conversation]) -> None:
+async def assert_stored_right(service: Service, database: Database, made: list[Conversation]) -> None:
     await waits_for_spool(service.url)
     compared = await compare(database.admin_dsn, made)
     assert compared.is_right, compared
@@ -104,7 +104,7 @@ async def test_a_locked_table_loses_nothing(database: Database, model: Model, da
         await asyncio.gather(*(converse(each, 1) for each in made))
         assert all(len(each.acknowledged) >= 2 for each in made)
         assert all(len(each.acknowledged) == 5 for each in made if not each.is_delta)
-        await stored_right(service, database, made)
+        await assert_stored_right(service, database, made)
 
 
 async def test_calls_that_end_while_the_table_is_locked_are_built_and_stored(
@@ -123,7 +123,7 @@ async def test_calls_that_end_while_the_table_is_locked_are_built_and_stored(
                 assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600]
                 assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
         assert (await converse(made[2], 1))[0].has_ended
-        await stored_right(service, database, made)
+        await assert_stored_right(service, database, made)
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat delta stream", "anthropic", "responses named", "gemini stream"])
@@ -152,9 +152,9 @@ async def test_a_reply_whose_question_is_still_being_stored_is_stored_too(
             model.state.script, slow = usual, False
         assert got.has_ended
         assert got.context in STORED
-        await stored_right(service, database, made)
+        await assert_stored_right(service, database, made)
         assert (await converse(made[0], 1))[0].has_ended
-        await stored_right(service, database, made)
+        await assert_stored_right(service, database, made)
 
 
 @pytest.fixture
@@ -245,9 +245,9 @@ async def test_another_replica_takes_the_next_call(
     await speak(conversation, other)
     await speak(conversation, other)
     way.restore()
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
     await speak(conversation, one)
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
 
 
 @pytest.mark.parametrize("kind", ["chat delta", "chat delta stream", "responses named", "responses named stream"])
@@ -278,7 +278,7 @@ async def test_a_delta_waits_for_the_spool_of_another_machine(
         await speak(conversation, other)
         if "delta" in kind:  # a named history is the host's own
             assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.requests - 1))
-        await stored_right(one, database, [conversation])
+        await assert_stored_right(one, database, [conversation])
         marks = await query(one, "SELECT id FROM replays WHERE id LIKE 'waiting:%'")
         assert marks == []
     gc.collect()
@@ -303,7 +303,7 @@ async def test_a_delta_waits_for_a_spool_whose_database_was_never_away(
         await speak(conversation, other)
         if "delta" in kind:  # a named history is the host's own
             assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.requests - 1))
-        await stored_right(one, database, [conversation])
+        await assert_stored_right(one, database, [conversation])
 
 
 async def test_a_delta_goes_on_elsewhere_though_a_mark_was_not_removed_at_once(
@@ -330,7 +330,7 @@ async def test_a_delta_goes_on_elsewhere_though_a_mark_was_not_removed_at_once(
         await waits_for_spool(one.url)
         await goes_on_within(10, conversation, other)
         assert failures < 0
-        await stored_right(one, database, [conversation])
+        await assert_stored_right(one, database, [conversation])
 
 
 async def test_a_delta_goes_on_elsewhere_when_the_spool_of_an_ended_process_is_empty(
@@ -348,7 +348,7 @@ async def test_a_delta_goes_on_elsewhere_when_the_spool_of_an_ended_process_is_e
         with served(database, model, tmp_path / "one", strategy="full") as heir:
             await waits_for_spool(heir.url)
             await goes_on_within(10, conversation, other)
-            await stored_right(heir, database, [conversation])
+            await assert_stored_right(heir, database, [conversation])
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat stream", "anthropic", "gemini stream", "responses"])
@@ -363,11 +363,11 @@ async def test_conversation_started_without_a_database_continues_elsewhere(
     conversation.url = one.url
     assert (await converse(conversation, 1))[0].context == "fail-open"
     way.restore()
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
     relayed = await query(one, "SELECT count(*) AS n FROM messages WHERE role = 'assistant' AND chain IS NOT NULL")
     assert relayed[0]["n"] == 4
     await speak(conversation, one)
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic", "code assist stream", "responses"])
@@ -381,9 +381,9 @@ async def test_a_conversation_whose_first_reply_waits_goes_on_elsewhere(
     await speak(conversation, other)
     await speak(conversation, other)
     way.restore()
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
     await speak(conversation, one)
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic stream", "gemini", "responses"])
@@ -413,7 +413,7 @@ async def test_a_question_that_broke_off_elsewhere_is_left(
 
     await eventually(is_right, 30)
     await speak(conversation, other)
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -444,7 +444,7 @@ async def test_two_replicas_that_store_a_beginning_at_the_same_moment_end_with_o
 
         await eventually(is_right, 20)
         await speak(conversation, one)
-        await stored_right(one, database, [conversation])
+        await assert_stored_right(one, database, [conversation])
     gc.collect()
 
 
@@ -463,9 +463,9 @@ async def test_a_conversation_that_went_on_without_the_store_goes_on_elsewhere(
     await speak(conversation, other)
     await speak(conversation, other)
     way.restore()
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
     await speak(conversation, one)
-    await stored_right(one, database, [conversation])
+    await assert_stored_right(one, database, [conversation])
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat delta stream"])
@@ -545,7 +545,7 @@ async def test_an_exchange_that_the_database_refuses_is_kept_and_blocks_nothing(
         refused = f"CHECK (position('{poison.name}'::bytea IN raw) = 0)"
         await query(service, f"ALTER TABLE messages ADD CONSTRAINT refused {refused}")
         way.restore()
-        await stored_right(service, database, [fine])
+        await assert_stored_right(service, database, [fine])
         (kept,) = tmp_path.glob("spool/*/*.refused")
         assert poison.name.encode() in kept.read_bytes()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -557,8 +557,8 @@ async def test_an_exchange_that_the_database_refuses_is_kept_and_blocks_nothing(
 async def test_an_exchange_that_keeps_failing_does_not_hold_up_the_others(
     database: Database, model: Model, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_keeping, "REPLAY_LIMIT", 0.3)
-    monkeypatch.setattr(exchange_keeping, "RETRY_FAILED_EVERY", 0.5)
+    monkeypatch.setattr(durable_writer, "REPLAY_LIMIT", 0.3)
+    monkeypatch.setattr(durable_writer, "RETRY_FAILED_EVERY", 0.5)
     with served(database, model, data_dir) as service:
         first, *others = made = await start(service, ("chat", "anthropic", "gemini"))
         (session,) = await query(
@@ -585,4 +585,4 @@ async def test_an_exchange_that_keeps_failing_does_not_hold_up_the_others(
             assert compared.is_right, compared
         finally:
             await holder.close()
-        await stored_right(service, database, made)
+        await assert_stored_right(service, database, made)

@@ -806,7 +806,7 @@ def test_every_strategy_sends_and_stores_the_same_live(
 
 @dataclass(frozen=True)
 class Played:
-    """What both sides stored, and how the live one counted its calls."""
+    """The stored rows of both sides, and the live one's counts of its calls."""
 
     live: list[Any]
     plain: list[Any]

@@ -24,7 +24,7 @@ from tests.support.upstreams import DONE, Model, RawUpstream, chunk, http_head, 
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What the service writes to stderr at debug."""
+    """Return the lines that the service writes to stderr at debug."""
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     root = logging.getLogger()

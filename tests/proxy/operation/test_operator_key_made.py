@@ -1,4 +1,6 @@
-"""What a tenant made in the operator's provider account and may name again: containers, files, conversation items."""
+"""Objects that a tenant made in the operator's provider account and may name again: containers, files, conversation
+items.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def replica(store: Database, upstream: RawUpstream) -> Iterator[Service]:
         yield running
 
 
-async def passes_for_its_tenant_alone(
+async def assert_passes_for_its_tenant_alone(
     services: list[Service], host: Host, ours: Tenant, theirs: Tenant, path: str, body: dict[str, Any]
 ) -> None:
     for service in services:
@@ -138,7 +140,7 @@ async def test_a_container_of_anthropic_belongs_to_the_tenant_whose_reply_named_
         {**plain, "container": {"id": container["id"], "skills": []}},
         {**plain, "messages": more},
     ):
-        await passes_for_its_tenant_alone([shared, replica], host, ours, theirs, MESSAGES, body)
+        await assert_passes_for_its_tenant_alone([shared, replica], host, ours, theirs, MESSAGES, body)
 
 
 def output_of(key: str, file: str) -> list[dict[str, Any]]:
@@ -168,7 +170,7 @@ async def test_a_cited_file_may_be_repeated_but_not_opened(
     again = response(key)
     again["input"] = [*again["input"], *output, {"role": "user", "content": "more"}]
     host.give(RESPONSES, {**reply, "id": f"resp_{key}_2", "output": []})
-    await passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, again)
+    await assert_passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, again)
 
     opened = response("read it")
     opened["input"] = [{"role": "user", "content": [{"type": "input_file", "file_id": file}]}]
@@ -216,9 +218,9 @@ async def test_items_of_a_conversation_belong_to_its_tenant(
     host.give(RESPONSES, {"id": f"resp_{key}", "object": "response", "status": "completed", "output": []})
     for each in items:
         body = {"model": "m", "input": [{"type": "item_reference", "id": each["id"]}]}
-        await passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, body)
+        await assert_passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, body)
     body = {"model": "m", "input": [items[1], {"role": "user", "content": "more"}]}
-    await passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, body)
+    await assert_passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, body)
 
 
 async def test_item_id_in_a_conversation_does_not_claim_the_item(

@@ -33,7 +33,7 @@ def in_responses(key: str, *items: dict[str, Any]) -> bytes:
 
 
 def said_to(model: Model, member: str) -> list[Any]:
-    """What reached the model, without instructions."""
+    """Return the messages that reached the model, without instructions."""
     return [each for each in json.loads(model.last.body)[member] if each["role"] not in {"system", "developer"}]
 
 

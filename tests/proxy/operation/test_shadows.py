@@ -268,7 +268,7 @@ async def test_a_session_is_switched_from_shadow_to_real(
 async def test_calls_whose_history_the_host_has_are_not_judged(
     replicas: tuple[Service, Service], model: Model, key: str
 ) -> None:
-    """What the model saw of them is not known: zero tokens would look like a saving."""
+    """The model's input is not known then: zero tokens would look like a saving."""
     referenced: dict[str, str] = {}
     session = ""
     for turn in range(3):

@@ -88,10 +88,10 @@ async def test_a_call_is_a_span_with_its_steps_and_the_request_to_the_model(
     assert {child.name for child in children if child.kind == 1} == STEPS
     assert all(child.trace == TRACE and inside(child, call) for child in children)
     (upstream,) = [child for child in children if child.kind == 3]
-    name = {"openai_chat": "openai", "openai_responses": "openai", "anthropic": "anthropic", "gemini": "gcp.gemini"}
-    operation = "generate_content" if dialect == "gemini" else "chat"
+    provider = {"anthropic": "anthropic", "gemini": "gcp.gemini", "gemini_gca": "gcp.gemini"}.get(dialect, "openai")
+    operation = "generate_content" if dialect.startswith("gemini") else "chat"
     assert upstream.name == f"{operation} {upstream.attributes['gen_ai.request.model']}"
-    assert upstream.attributes["gen_ai.provider.name"] == name[dialect]
+    assert upstream.attributes["gen_ai.provider.name"] == provider
     assert upstream.attributes["gen_ai.conversation.id"] == session
     assert upstream.attributes["gen_ai.usage.input_tokens"] > 0
     assert upstream.attributes["gen_ai.usage.output_tokens"] > 0

@@ -1,4 +1,4 @@
-"""Where the recordings of real clients are."""
+"""The recordings of real clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model could not follow instructions of Tersely's own, or would refuse them, it gets none, and no tools."""
+"""Models that could not follow Tersely's own instructions, or would refuse them, get none, and no tools."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_instructions_omit_tools_that_cannot_be_offered(
 
 
 async def test_a_session_may_change_between_the_two(offering: Service, model: Model, key: str) -> None:
-    """What is said from habit is taken out of a structured reply as well."""
+    """Tags that a model writes from habit are removed from a structured reply as well."""
     plain = _chat(user=key)
     bare = plain | {"response_format": {"type": "json_object"}}
     model.script(key, ScriptedReply(message={"content": '{"a": 1}\n<terse>from habit</terse>'}))

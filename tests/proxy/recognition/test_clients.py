@@ -102,7 +102,7 @@ def view(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def whole(call: Recorded) -> list[bytes]:
-    """What the client knows once it has its reply."""
+    """Return the client's whole history once it has its reply."""
     return view([*call.request["messages"], call.reply])
 
 

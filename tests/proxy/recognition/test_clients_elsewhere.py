@@ -107,7 +107,7 @@ def _reply(dialect: Dialect, parts: list[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What the client was told of its session."""
+    """The session headers that the client got."""
 
     session: str
     source: str
@@ -130,7 +130,7 @@ def view(dialect: Dialect, raws: Sequence[bytes]) -> list[bytes]:
 
 
 def whole(dialect: Dialect, call: Recorded) -> list[bytes]:
-    """What the client knows once it has its reply."""
+    """Return the client's whole history once it has its reply."""
     reply = {"role": "assistant" if dialect == "anthropic" else "model", **call.reply}
     if dialect == "openai_responses":
         reply = dict(call.reply)

@@ -113,8 +113,8 @@ def has_got(host: Model, conversation: str, name: str) -> bool:
     return any(f"<{name}>".encode() in each.body for each in host.requests(conversation))
 
 
-def compare(stored: Pairs, at_host: Pairs, *, has_order: bool) -> None:
-    """The store has what the host has. What comes within the same millisecond may reach both in different orders."""
+def assert_equal_order(stored: Pairs, at_host: Pairs, *, has_order: bool) -> None:
+    """Check that store and host have the same. Calls within a millisecond may reach both in different orders."""
     assert sorted(stored) == sorted(at_host)
     if has_order:
         assert stored == at_host
@@ -143,7 +143,7 @@ async def test_calls_at_once_are_turns_of_one_conversation(
         check(found, names)
         assert await statuses(services[0], conversation) == {"live"}
         if not host.state.kept.is_forgetful:
-            compare(found, host_pairs(host, conversation), has_order=in_a_row and len(services) == 1)
+            assert_equal_order(found, host_pairs(host, conversation), has_order=in_a_row and len(services) == 1)
 
     assert (await ask(services[-1], conversation, "last")).status == 200
     names.append("last")
@@ -153,7 +153,7 @@ async def test_calls_at_once_are_turns_of_one_conversation(
         sent = host.requests(conversation)[-1].body.decode()
         assert NAME.findall(json.dumps(json.loads(sent)["input"])) == found[:-1]
     else:
-        compare(found, host_pairs(host, conversation), has_order=in_a_row and len(services) == 1)
+        assert_equal_order(found, host_pairs(host, conversation), has_order=in_a_row and len(services) == 1)
 
 
 @pytest.mark.parametrize("host", ["keeps"], indirect=True)

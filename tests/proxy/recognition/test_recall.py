@@ -90,7 +90,7 @@ def is_end(event: Any) -> bool:
 
 
 async def test_another_s_reply_is_as_the_host_has_it(running: Service, model: Model, key: str) -> None:
-    """What Tersely did not relay it does not touch, blanks and all; nor what is asked for past it."""
+    """A reply that Tersely did not relay is not changed, blanks and all; nor is a history that is asked for past it."""
     model.script(key, reply_of(words(key, TAGGED)))
     body = json.dumps({"model": MODEL, "input": f"hello {key}", "user": key}).encode()
     relayed = await post(running, body, path="/v1/responses")

@@ -1,4 +1,4 @@
-"""What openai-agents really sends when it goes on from the id of a reply."""
+"""Recorded requests of openai-agents that continue from the id of a reply."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ LONG = "a longer question " * 100
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a client does next. ``at`` says behind which of the replies so far, from the last one on."""
+    """A client's next step. ``at``: the number of the reply that it continues, from the last one on."""
 
     kind: Literal["say", "tool", "again", "developer"]
     at: int = 0

@@ -39,7 +39,7 @@ class Answers:
 
     @property
     def last_sent(self) -> list[Spoken]:
-        """What the newest request upstream says."""
+        """The questions and replies of the newest request upstream."""
         return self._spoken(self.model.last)
 
 
@@ -49,8 +49,32 @@ def answers() -> Iterator[Answers]:
         yield Answers(running)
 
 
+@pytest.fixture(scope="module", params=["live", "replicas"])
+def replicas(request: pytest.FixtureRequest, store: Database, answers: Answers) -> Iterator[tuple[Service, Service]]:
+    """The service that is asked, and that where turns are hidden: one that keeps sessions live, or two that build each
+    call from its whole history.
+    """
+    url = answers.model.url
+    if request.param == "live":
+        with serve(store, url) as running:
+            yield running, running
+    else:
+        with serve(store, url, live_sessions="off") as asked, serve(store, url, live_sessions="off") as other:
+            yield asked, other
+
+
+@pytest.fixture
+def answering(replicas: tuple[Service, Service]) -> Service:
+    return replicas[0]
+
+
+@pytest.fixture
+def elsewhere(replicas: tuple[Service, Service]) -> Service:
+    return replicas[1]
+
+
 @pytest.fixture(scope="module")
-def answering(store: Database, answers: Answers) -> Iterator[Service]:
+def commanded(store: Database, answers: Answers) -> Iterator[Service]:
     with serve(store, answers.model.url, chat_commands="on") as running:
         yield running
 
@@ -72,8 +96,11 @@ def answer_in(answered: Answered) -> str:
 class Talk:
     """A client that resends its history, or sends what is new under a session of its own."""
 
-    def __init__(self, service: Service, dialect: Wire, key: str, *, sends_all: bool, streams: bool) -> None:
-        self.service, self.dialect, self.key = service, dialect, key
+    def __init__(
+        self, service: Service, elsewhere: Service, dialect: Wire, key: str, *, sends_all: bool, streams: bool
+    ) -> None:
+        """Turns are hidden at the replica ``elsewhere``."""
+        self.service, self.elsewhere, self.dialect, self.key = service, elsewhere, dialect, key
         self.sends_all, self.streams = sends_all, streams
         self.history: list[Spoken] = []
         self.session = ""
@@ -98,7 +125,7 @@ class Talk:
     async def hide(self, how: str, turn: int) -> None:
         path = {"drop": f"turns/t{turn}/drop", "undo": "undo", "remove": f"turns/t{turn}"}[how]
         method = "DELETE" if how == "remove" else "POST"
-        done = await post(self.service, b"", method=method, path=f"/api/sessions/{self.session}/{path}")
+        done = await post(self.elsewhere, b"", method=method, path=f"/api/sessions/{self.session}/{path}")
         assert done.status in {200, 204}, done.body
 
 
@@ -112,6 +139,7 @@ def named(*pairs: tuple[str, str]) -> list[Spoken]:
 @pytest.mark.parametrize("sends_all", [True, False], ids=["resent", "delta"])
 async def test_question_after_hidden_turns_starts_a_new_turn(
     answering: Service,
+    elsewhere: Service,
     answers: Answers,
     dialect: Wire,
     key: str,
@@ -121,7 +149,7 @@ async def test_question_after_hidden_turns_starts_a_new_turn(
     numbered: bool,
 ) -> None:
     answers.are_numbered = numbered
-    talk = Talk(answering, dialect, key, sends_all=sends_all, streams=streams)
+    talk = Talk(answering, elsewhere, dialect, key, sends_all=sends_all, streams=streams)
     one, two = await talk.ask(f"one-{key}"), await talk.ask("two")
     turn = 2
     for _ in range(3):
@@ -141,10 +169,10 @@ async def test_question_after_hidden_turns_starts_a_new_turn(
     ]
 
 
-async def test_sixty_tries(answering: Service, answers: Answers, key: str) -> None:
+async def test_sixty_tries(answering: Service, elsewhere: Service, answers: Answers, key: str) -> None:
     answers.are_numbered = True
     for number in range(60):
-        talk = Talk(answering, WIRES["openai_chat"], "", sends_all=True, streams=bool(number % 2))
+        talk = Talk(answering, elsewhere, WIRES["openai_chat"], "", sends_all=True, streams=bool(number % 2))
         one = await talk.ask(f"one-{key}-{number}")
         await talk.ask("two")
         await talk.hide("undo" if number % 3 else "drop", 2)
@@ -158,25 +186,25 @@ async def test_sixty_tries(answering: Service, answers: Answers, key: str) -> No
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["other answers", "equal answers"])
 async def test_undone_in_the_chat(
-    answering: Service, answers: Answers, dialect: Wire, key: str, numbered: bool
+    commanded: Service, answers: Answers, dialect: Wire, key: str, numbered: bool
 ) -> None:
     answers.are_numbered = numbered
-    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
+    talk = Talk(commanded, commanded, dialect, key, sends_all=True, streams=False)
     one = await talk.ask(f"one-{key}")
     for number in range(3):
         if number % 2:  # some clients drop what was undone and what undid it, others go on sending both
             talk.history = talk.history[:2]
         await talk.ask("two")
-        command = await dialect.send(answering, [*talk.history, ("user", "/undo")])
+        command = await dialect.send(commanded, [*talk.history, ("user", "/undo")])
         assert command.headers["x-tersely-context"] == "command"
         answer_text = max(re.findall(r'"((?:[^"\\]|\\.)*)"', command.body.decode()), key=len)
         talk.history += [("user", "/undo"), ("assistant", json.loads(f'"{answer_text}"'))]
     two = await talk.ask("two")
     assert answers.last_sent == [*named((f"one-{key}", one)), ("question", "two")]
-    assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two))
+    assert await listed(commanded, talk.session) == named((f"one-{key}", one), ("two", two))
     three = await talk.ask("three")
     assert answers.last_sent == [*named((f"one-{key}", one), ("two", two)), ("question", "three")]
-    assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))
+    assert await listed(commanded, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["other answers", "equal answers"])
@@ -211,10 +239,10 @@ async def test_histories_by_id(answering: Service, answers: Answers, key: str, h
 
 
 async def test_client_that_resends_a_hidden_turn_continues_without_it(
-    answering: Service, answers: Answers, dialect: Wire, key: str
+    answering: Service, elsewhere: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     answers.are_numbered = True
-    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
+    talk = Talk(answering, elsewhere, dialect, key, sends_all=True, streams=False)
     one, _, three = await talk.ask(f"one-{key}"), await talk.ask("two"), await talk.ask("three")
     await talk.hide("drop", 2)
     four = await talk.ask("four")
@@ -227,11 +255,11 @@ async def test_client_that_resends_a_hidden_turn_continues_without_it(
 
 
 async def test_completion_again_in_the_middle_leaves_the_hidden_turn_hidden(
-    answering: Service, answers: Answers, dialect: Wire, key: str
+    answering: Service, elsewhere: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     """The client's own history holds the dropped turn and, later, the same words again."""
     answers.are_numbered = False
-    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
+    talk = Talk(answering, elsewhere, dialect, key, sends_all=True, streams=False)
     one, _ = await talk.ask(f"one-{key}"), await talk.ask("two")
     await talk.hide("undo", 2)
     two = await talk.ask("two")  # behind the one that was taken back, which the client still holds
@@ -241,11 +269,11 @@ async def test_completion_again_in_the_middle_leaves_the_hidden_turn_hidden(
 
 
 async def test_removed_turns_stay_away_where_their_question_is_asked_again(
-    answering: Service, answers: Answers, dialect: Wire, key: str
+    answering: Service, elsewhere: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     """A client that still sends turns which were hidden does not bring them back by the words of a later question."""
     answers.are_numbered = True
-    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
+    talk = Talk(answering, elsewhere, dialect, key, sends_all=True, streams=False)
     one, _, _ = await talk.ask(f"one-{key}"), await talk.ask("same"), await talk.ask("same")
     behind_third = list(talk.history)
     await talk.ask("four")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 from tests.proxy.streaming.test_idle_streams import KINDS
 from tests.support.dialect_wires import WIRES
@@ -18,6 +19,7 @@ from tests.support.loop_time import callback_times
 from tests.support.loops import eventually
 from tests.support.rows import messages_by_number
 from tests.support.services import Service, serve
+from tests.support.tenants import tenant
 from tests.support.upstreams import DONE, RawRequest, RawUpstream, http_head, sse
 
 KIB = 1024
@@ -156,3 +158,32 @@ async def test_a_packed_whole_reply_is_bounded(limited: Service, raw: RawUpstrea
 
     assert answer.status == 502
     assert b"compressed reply is over" in answer.body
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_a_stream_packed_event_by_event_is_relayed_whole(
+    limited: Service, raw: RawUpstream, key: str, name: str
+) -> None:
+    speaker = KINDS[name]
+    stream = [speaker.beginning, *[_more_of(speaker.beginning)] * 20, speaker.end]
+    raw.answer(http_head(content_encoding="gzip"), *[gzip.compress(each) for each in stream])
+    answer = await post(limited, speaker.body, path=speaker.path, X_Tersely_Session=key)
+
+    assert answer.body == b"".join(stream)
+    assert b"half a word" in (await messages_by_number(limited, key))[1].raw
+
+
+@pytest.mark.parametrize("name", ["openai_chat", "openai_responses", "anthropic"])
+async def test_a_long_event_under_the_operators_key_does_not_block_other_calls(
+    store: Database, raw: RawUpstream, keyring: Store, name: str
+) -> None:
+    """The stream is searched for ids, although nothing of the call is stored."""
+    speaker = KINDS[name]
+    event = _more_of(speaker.beginning).replace(b"half a word", b"half a word " * MIB)
+    raw.answer(http_head(), speaker.beginning, event, speaker.end)
+    keys = {"openai_api_key": "sk-one", "anthropic_api_key": "sk-two"}
+    caller = await tenant(keyring)
+    with serve(store, raw.url, auth="keys", **keys) as service, callback_times(service) as times:
+        answer = await post(service, speaker.body, path=speaker.path, X_Tersely_Key=caller.key, X_Tersely_Bypass="true")
+    assert answer.body == speaker.beginning + event + speaker.end
+    assert times.worst[0] < 0.02, times.worst

@@ -61,7 +61,7 @@ def saying(text: str, **more: Any) -> ScriptedReply:
 
 
 def echo(seen: dict[str, Any]) -> dict[str, Any]:
-    """What a client sends back of a reply."""
+    """Return the part of a reply that a client sends back."""
     return {"content": None} | {name: seen[name] for name in ("role", "content", "tool_calls") if name in seen}
 
 

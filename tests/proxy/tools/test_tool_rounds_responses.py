@@ -100,7 +100,7 @@ def ask(client: openai.OpenAI, streams: bool, **request: Any) -> Response:
 
 
 def echo(response: Response) -> list[dict[str, Any]]:
-    """What a client sends back of a response."""
+    """Return the part of a response that a client sends back."""
     items = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in response.output]
     for item in items:
         for part in item.get("content", ()):

@@ -19,7 +19,7 @@ from tersely.api.rest.schemas.stats import TenantEventPage
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
-from tersely.service.search.tenant_search import FoundMessage, Passage
+from tersely.service.search.tenant_search import Passage, PassageMessage
 from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.call_infos import info
 from tersely.store.ops.calls import CallRow
@@ -100,7 +100,7 @@ def _write_hits(passage: Passage) -> Iterator[dict[str, Any]]:
             }
 
 
-def _write_found(message: FoundMessage) -> dict[str, Any]:
+def _write_found(message: PassageMessage) -> dict[str, Any]:
     return {
         "seq": message.seq,
         "turn": write_turn_id(message.turn) if message.turn else None,

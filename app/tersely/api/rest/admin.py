@@ -110,7 +110,7 @@ async def create_key(services: AppServices, body: NewKey) -> Response:
 
 @router.delete("/keys/{key_id}", status_code=204, summary="Revoke a key")
 async def revoke_key(services: AppServices, key_id: str) -> Response:
-    """Revoke a key. Workers that have just checked it may accept it for up to 30 seconds more."""
+    """Revoke a key. Workers may accept it for two seconds more; while the database is away, for up to 30."""
     await services.tenants.revoke_key(key_id)
     return Response(status_code=204)
 

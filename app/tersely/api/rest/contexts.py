@@ -14,7 +14,7 @@ from tersely.api.rest.schemas.search import SearchOut, SearchRequest
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import write_turn_id
 from tersely.domain.search.excerpts import parse_lookup, render_row
-from tersely.service.search.session_search import Findings
+from tersely.service.search.session_search import LookupResult
 from tersely.service.sessions.previews import Preview, PreviewRequest, as_text
 
 router = APIRouter(route_class=GuardedRoute)
@@ -91,7 +91,7 @@ def _write(preview: Preview) -> dict[str, Any]:
     }
 
 
-def _write_findings(findings: Findings) -> dict[str, Any]:
+def _write_findings(findings: LookupResult) -> dict[str, Any]:
     return {
         "text": printable(findings.text),
         "excerpts": [

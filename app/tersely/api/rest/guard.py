@@ -68,6 +68,7 @@ class Guard:
 
     async def read(self, request: Request, *, has_body: bool) -> Request:
         """Return the request with its body. Raises as `admit`."""
+        request.state.body = b""
         if not has_body or _is_empty(request):
             return request
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

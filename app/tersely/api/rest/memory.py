@@ -80,6 +80,7 @@ def _write(entry: MemoryEntry) -> dict[str, Any]:
         "session": entry.session_id,
         "first_seq": entry.first_seq,
         "last_seq": entry.last_seq,
+        "ranges": [{"first_seq": first, "last_seq": last} for first, last in entry.ranges],
         "text": printable(entry.text),
         "created_at": write_time(entry.created_at),
     }

@@ -16,7 +16,7 @@ from tersely.api.rest.services import AppServices, Services
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
 from tersely.service.sessions.sessions import UNSET, SessionChange
-from tersely.store.history.session_lists import ListedSession, Narrowing, Sort
+from tersely.store.history.session_lists import ListedSession, SessionFilter, Sort
 from tersely.store.ops.shadows import ShadowSums
 
 LIVE = timedelta(seconds=60)
@@ -56,11 +56,11 @@ async def list_sessions(
     """
     if since is not None and since.tzinfo is None:
         raise InvalidRequest("since must have a time zone, such as 2026-01-31T00:00:00Z", field="since")
-    narrowing = Narrowing(
+    session_filter = SessionFilter(
         parent=_plain(parent), client_id=_plain(client_id), query=_plain(query), client=_plain(client),
         model=_plain(model), strategy=_plain(strategy), since=since,
     )  # fmt: skip
-    found, following = await services.sessions.page(tenant, narrowing, sort=sort, after=after, limit=limit)
+    found, following = await services.sessions.page(tenant, session_filter, sort=sort, after=after, limit=limit)
     return page_response([_write_listed(services, each) for each in found], following)
 
 

@@ -62,7 +62,7 @@ async def list_session_events(
     if EVENT_STREAM not in accept.lower():
         found = await services.event_stream.poll(tenant, session_id, Cursor.read(after, field="after"), limit=limit + 1)
         following = found[limit - 1][1].write() if len(found) > limit else None
-        return page_response([_write_happened(each) for each, _ in found[:limit]], following)
+        return page_response([_write_item(each) for each, _ in found[:limit]], following)
     cursor = Cursor.read(*((after, "after") if last_event_id is None else (last_event_id, "Last-Event-ID")))
     await services.event_stream.poll(tenant, session_id, cursor)
     stream = write_stream(services.event_stream.follow(tenant, session_id, cursor))
@@ -71,11 +71,11 @@ async def list_session_events(
 
 
 async def write_stream(batches: AsyncIterator[list[StreamItem]]) -> AsyncIterator[bytes]:
-    """Server-sent events, and a comment now and then where nothing happens."""
+    """Yield server-sent events, and a comment now and then where nothing happens."""
     quiet = 0
     async for found in batches:
         for each, cursor in found:
-            data = _write_happened(each)
+            data = _write_item(each)
             yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
                 cursor.write().encode(),
                 data["type"].encode(),
@@ -145,8 +145,8 @@ def _write_tiered(tiered: TieredFigures) -> dict[str, Any]:
     }
 
 
-def _write_happened(happened: EpochRow | Event) -> dict[str, Any]:
-    return _write_epoch(happened) if isinstance(happened, EpochRow) else _write_event(happened)
+def _write_item(item: EpochRow | Event) -> dict[str, Any]:
+    return _write_epoch(item) if isinstance(item, EpochRow) else _write_event(item)
 
 
 def _write_epoch(row: EpochRow) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tersely.api.rest.schemas.transfer import ExportOut, ImportSession
 from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_session
 from tersely.domain.errors import InvalidRequest
-from tersely.service.sessions.exports import Import, write_entry
+from tersely.service.sessions.exports import SessionImport, write_entry
 from tersely.service.sessions.sessions import SessionChange
 from tersely.store.history.terse import LogCursor
 
@@ -33,7 +33,7 @@ async def list_terse_entries(
     limit: Limit = 100,
 ) -> Response:
     """List the model's summary of each turn, or a derived one where the model wrote none."""
-    found, following = await services.exports.log(tenant, session_id, after=_read_place(after), limit=limit)
+    found, following = await services.exports.log(tenant, session_id, after=_read_cursor(after), limit=limit)
     items = [{name: printable(text) for name, text in write_entry(entry).items()} for entry in found]
     return page_response(items, None if following is None else ".".join(map(str, following)))
 
@@ -51,7 +51,7 @@ async def export_session(services: AppServices, tenant: Tenant, session_id: Sess
 @router.post("/sessions/import", status_code=201, summary="Import a session", response_model=ImportedSessionOut)
 async def import_session(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
     """Create a session from an exported document. Its export is the same document again."""
-    given = Import(
+    given = SessionImport(
         id=body.id,
         parent=body.parent,
         dialect=body.dialect,
@@ -69,7 +69,7 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield piece
 
 
-def _read_place(text: str | None) -> LogCursor:
+def _read_cursor(text: str | None) -> LogCursor:
     if text is None:
         return 0, 0, 0
     steps = text.split(".")

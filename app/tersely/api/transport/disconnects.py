@@ -73,6 +73,6 @@ class AwaitedDisconnect(Disconnect):
 
 
 def disconnect_of(scope: Scope, receive: Receive) -> Disconnect:
-    """Return what tells that the client of a request has disconnected. Its body must have been read."""
+    """Return the disconnect signal of a request, whose body must have been read."""
     found: Disconnect | None = scope.get(KEY)
     return AwaitedDisconnect(receive) if found is None else found

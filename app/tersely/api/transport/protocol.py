@@ -24,7 +24,7 @@ HEADER_COUNT = 200
 HEADER_CONNECTIONS = 1024
 # Bytes of a body's framing (sizes and extensions of chunks, trailers) beyond as many as the body itself has.
 MAX_FRAMING = 1024 * 1024
-# How long what a refused client still sends is thrown away, in seconds: cut off at once, it would not see the answer.
+# Seconds in which the rest of a refused request is discarded. A client that is cut off at once does not see the answer.
 LINGER = 2.0
 MAX_DISCARDED = 1024 * 1024
 
@@ -34,7 +34,7 @@ _BAD_FRAMING = (400, "The chunks of the body are too small for their number.")
 
 
 class _Refused(Exception):
-    """Ends the parsing of a connection's bytes; ``_why`` says why."""
+    """Ends the parsing of a connection's bytes; ``_refusal`` is the answer."""
 
 
 # uvicorn has no status line for what HTTP does not define, and drops the connection. Three digits are a status line all
@@ -58,7 +58,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _disconnect: Disconnect | None = None
     _is_refused = False
-    _why: tuple[int, str] | None = None
+    _refusal: tuple[int, str] | None = None
     _is_in_head = True
     # Bytes that arrived while the headers were incomplete; bytes and number of the parsed fields.
     _head_size = 0
@@ -73,7 +73,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._pieces: list[bytes] = []
 
-    # What arrives
+    # Input
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -117,7 +117,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_url(url)
         self._fields_size += len(url)
         if self._fields_size > self.header_bytes:
-            self._why = _TOO_LARGE
+            self._refusal = _TOO_LARGE
             raise _Refused
 
     @override
@@ -126,7 +126,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._fields_size += len(name) + len(value) + 4
         self._fields += 1
         if self._fields_size > self.header_bytes or self._fields > self.header_count:
-            self._why = _TOO_LARGE
+            self._refusal = _TOO_LARGE
             raise _Refused
         if self._is_in_head:  # otherwise it is a trailer, which must not be taken for a header
             name = name.lower()
@@ -178,7 +178,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     @override
     def send_400_response(self, msg: str) -> None:
         """Answer a request that uvicorn cannot parse, or whose parsing was stopped here."""
-        self._refuse(self._why or _MALFORMED)
+        self._refuse(self._refusal or _MALFORMED)
 
     def _refuse(self, refusal: tuple[int, str]) -> None:
         """Answer, and read no more of this connection."""

@@ -1,4 +1,4 @@
-"""How the service ends: new calls are refused, open ones get time, then they end with an error of their own."""
+"""Shut the service down: refuse new calls, give open ones time, then end them with an error of their own."""
 
 from __future__ import annotations
 

@@ -109,10 +109,14 @@ def memory(
     if as_json:
         print_json(found)
     else:
-        rows = [
-            (each["day"], each["session"], f"{each['first_seq']}-{each['last_seq']}", each["text"]) for each in found
-        ]
+        rows = [(each["day"], each["session"], _ranges(each), each["text"]) for each in found]
         print_table(("day", "session", "messages", "in short"), rows)
+
+
+def _ranges(entry: Any) -> str:
+    """Write the messages that a memory entry covers; a service of an earlier release lists no ranges."""
+    ranges = entry.get("ranges") or [entry]
+    return ", ".join(f"{each['first_seq']}-{each['last_seq']}" for each in ranges)
 
 
 def _export(target: ServiceTarget, kind: str, file: Path, params: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def limit_rows(tenant: LimitedTenant) -> Rows:
     return rows
 
 
-def _rows(whose: str, limits: Limits, used: ReportedUse, *, is_default: Limits | None = None) -> Rows:
+def _rows(owner: str, limits: Limits, used: ReportedUse, *, is_default: Limits | None = None) -> Rows:
     rows: Rows = []
     for name in LIMIT_NAMES:
         most = getattr(limits, name)
@@ -70,7 +70,7 @@ def _rows(whose: str, limits: Limits, used: ReportedUse, *, is_default: Limits |
             continue
         count = getattr(used, name)
         mark = " (default)" if is_default is not None and getattr(is_default, name) is None else ""
-        rows.append((whose, name, f"{most:,}{mark}", "" if count is None else f"{count:,}"))
+        rows.append((owner, name, f"{most:,}{mark}", "" if count is None else f"{count:,}"))
     return rows
 
 

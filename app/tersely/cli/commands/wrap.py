@@ -34,7 +34,7 @@ KEY_VARIABLE = "TERSELY_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How an agent is started: variables of its environment, and arguments before the user's own."""
+    """The start of an agent: variables of its environment, and arguments before the user's own."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()

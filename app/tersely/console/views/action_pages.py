@@ -38,13 +38,13 @@ MESSAGE_ACTIONS = ("pin", "unpin", "priority")
 
 
 class ActionPages(ViewGroup):
-    """What a user may change of a session, each with a preview."""
+    """Changes of a session by its user, each with a preview."""
 
     async def show_hands(self, page: PageRequest) -> Response:
         """Show the possible changes of a session; with ``act``, the effect of one."""
         session_id, act = page.get("id"), page.get("act")
-        listed = await self._of.sessions.figures(page.tenant, session_id)
-        turns, _ = await self._of.sessions.turns(
+        listed = await self._services.sessions.figures(page.tenant, session_id)
+        turns, _ = await self._services.sessions.turns(
             page.tenant, session_id, after=max(0, listed.session.turns - 50), limit=50
         )
         live = [turn for turn in turns if turn.status == "live"]
@@ -54,17 +54,17 @@ class ActionPages(ViewGroup):
         elif act == "drop":
             turn = next((each for each in live if each.turn == page.number("turn")), None)
         elif act in MESSAGE_ACTIONS:
-            message = await self._of.pins.get(page.tenant, session_id, page.number("seq", 0) or 0)
+            message = await self._services.pins.get(page.tenant, session_id, page.number("seq", 0) or 0)
         priority = page.number("priority", None if message is None else message.priority, most=MAX_PRIORITY)
         change = self._edit(page, act, None if turn is None else turn.turn, priority)
         before = after = compaction = None
         trouble = ""
         if act in ("compact", "clear") or change is not None:
-            before, trouble = await try_preview(self._of, page.tenant, session_id, PreviewRequest())
+            before, trouble = await try_preview(self._services, page.tenant, session_id, PreviewRequest())
         if act in ("compact", "clear"):
             try:
                 kind: Literal["compact", "clear"] = "compact" if act == "compact" else "clear"
-                compaction = await self._of.compactions.preview(page.tenant, session_id, kind)
+                compaction = await self._services.compactions.preview(page.tenant, session_id, kind)
             except TerselyError as error:
                 trouble = trouble or error.detail
         if change is not None and before is not None:
@@ -74,13 +74,13 @@ class ActionPages(ViewGroup):
             actions=ACTIONS, turn=turn, before=before, after=after, turn_id=write_turn_id, message=message,
             priority=priority, trouble=trouble, call=page.get("call"), changes=_changes(before, after),
             text="" if message is None else _first_words(message), compaction=compaction,
-            price=self._of.prices.of(listed.models[-1] if listed.models else ""),
-            summary_price=self._of.prices.of(compaction.model) if compaction is not None else None,
+            price=self._services.prices.of(listed.models[-1] if listed.models else ""),
+            summary_price=self._services.prices.of(compaction.model) if compaction is not None else None,
         )  # fmt: skip
 
     def _edit(self, page: PageRequest, act: str, turn: int | None, priority: int | None) -> TrialEdit | None:
         """Return what an action does, to be tried out; None for actions that cannot be."""
-        of, tenant, session_id = self._of, page.tenant, page.get("id")
+        of, tenant, session_id = self._services, page.tenant, page.get("id")
         seq = page.number("seq", 0) or 0
         if act in ("undo", "drop") and turn is not None:
             status: Literal["undone", "dropped"] = "undone" if act == "undo" else "dropped"
@@ -93,7 +93,7 @@ class ActionPages(ViewGroup):
 
     async def _preview_after(self, tenant: str, session_id: str, change: TrialEdit) -> tuple[Preview | None, str]:
         try:
-            return await self._of.previews.build_after(tenant, session_id, change), ""
+            return await self._services.previews.build_after(tenant, session_id, change), ""
         except NotFound:
             raise
         except TerselyError as error:
@@ -102,7 +102,7 @@ class ActionPages(ViewGroup):
     async def act(self, page: PageRequest) -> Response:
         """Do what was confirmed."""
         session_id, act = page.get("id"), page.get("act")
-        of, tenant = self._of, page.tenant
+        of, tenant = self._services, page.tenant
         match act:
             case "undo":
                 await of.sessions.undo(tenant, session_id, expected=page.number("turn"))

@@ -36,7 +36,7 @@ PAGE = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class ViewServices:
     """The use cases that the views read and change. ``lifetime``: seconds that a provider's cache stays warm."""
 
     sessions: Sessions
@@ -52,7 +52,7 @@ class Sources:
     pins: Pins
     notes: Notes
     memos: Memos
-    memories: DailyMemory
+    daily_memory: DailyMemory
     tenants: Tenants
     operations: Operations
     artifacts: Artifacts
@@ -63,22 +63,24 @@ class Sources:
 
 
 class ViewGroup:
-    """Views that share their sources and how they are rendered."""
+    """Views that share their services and their rendering."""
 
-    def __init__(self, pages: Pages, sources: Sources) -> None:
+    def __init__(self, pages: Pages, services: ViewServices) -> None:
         self._pages = pages
-        self._of = sources
+        self._services = services
 
     def _render(self, page: PageRequest, template: str, view: str, **values: Any) -> Response:
-        tenant = page.visit.tenant
+        tenant = page.visitor.tenant
         return self._pages.render(
-            template, view=view, token=page.visit.token, now=page.now, tenant=tenant, link=page.link,
-            is_guarded=self._of.is_guarded and bool(tenant), is_replay=page.is_replay, replay_seconds=MAX_SECONDS,
+            template, view=view, token=page.visitor.token, now=page.now, tenant=tenant, link=page.link,
+            is_guarded=self._services.is_guarded and bool(tenant), is_replay=page.is_replay, replay_seconds=MAX_SECONDS,
             address=str(page.request.base_url).rstrip("/"), **values,
         )  # fmt: skip
 
 
-async def try_preview(of: Sources, tenant: str, session_id: str, options: PreviewRequest) -> tuple[Preview | None, str]:
+async def try_preview(
+    of: ViewServices, tenant: str, session_id: str, options: PreviewRequest
+) -> tuple[Preview | None, str]:
     """Return a preview, or why there is none. Raises `NotFound`."""
     try:
         return await of.previews.build(tenant, session_id, options), ""

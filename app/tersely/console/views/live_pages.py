@@ -15,7 +15,7 @@ from tersely.console.pages import HEADERS, link
 from tersely.console.router import PageRequest
 from tersely.console.views.base import ViewGroup
 from tersely.domain.errors import StoreUnavailable
-from tersely.service.common.call_board import Note, RunningCall
+from tersely.service.common.call_board import CallNote, RunningCall
 from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.comparisons import readable
 from tersely.store.ops.activity import StoredCall
@@ -27,12 +27,14 @@ class LivePages(ViewGroup):
 
     async def show_live(self, page: PageRequest) -> Response:
         """Calls as they run."""
-        latest, _ = await self._of.calls.latest(page.tenant, after=None, limit=30)
-        running = _running(await self._of.activity.running(page.tenant), self._of.board.running(page.tenant))
+        latest, _ = await self._services.calls.latest(page.tenant, after=None, limit=30)
+        running = _running(
+            await self._services.activity.running(page.tenant), self._services.board.running(page.tenant)
+        )
         overheads = sorted(call.row.overhead_ms for call in latest if call.row.overhead_ms is not None)
         return self._render(
             page, "live.html", "live", latest=latest, running=running, overheads=overheads,
-            notes=[_written(note) for note in self._of.board.notes(page.tenant)],
+            notes=[_written(note) for note in self._services.board.notes(page.tenant)],
         )  # fmt: skip
 
     async def stream_live(self, page: PageRequest) -> Response:
@@ -43,15 +45,15 @@ class LivePages(ViewGroup):
     async def _events(self, tenant: str) -> AsyncIterator[bytes]:
         yield b"retry: 2000\n\n"
         shown: object = None
-        async for found in self._of.activity.follow(tenant):
+        async for found in self._services.activity.follow(tenant):
             for each in found:
                 yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_event_row(each))
             stored: Sequence[StoredCall] = ()
             with suppress(StoreUnavailable):
-                stored = await self._of.activity.running(tenant)
+                stored = await self._services.activity.running(tenant)
             now = {
-                "calls": _running(stored, self._of.board.running(tenant)),
-                "notes": [_written(note) for note in self._of.board.notes(tenant)],
+                "calls": _running(stored, self._services.board.running(tenant)),
+                "notes": [_written(note) for note in self._services.board.notes(tenant)],
             }
             if now != shown:
                 shown = now
@@ -91,7 +93,7 @@ def _running(stored: Sequence[StoredCall], of_worker: Sequence[RunningCall]) -> 
     return found
 
 
-def _written(note: Note) -> dict[str, Any]:
+def _written(note: CallNote) -> dict[str, Any]:
     return {
         "kind": note.kind,
         "at": note.at,

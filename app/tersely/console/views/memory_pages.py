@@ -14,16 +14,16 @@ from tersely.domain.errors import InvalidRequest
 
 
 class MemoryPages(ViewGroup):
-    """What is remembered, to be read, changed and deleted."""
+    """Memos and memory entries, to be read, changed and deleted."""
 
     async def show_session_memory(self, page: PageRequest) -> Response:
         """The state block with its history, and the scratchpad."""
         session_id = page.get("id")
-        listed = await self._of.sessions.figures(page.tenant, session_id)
-        state = await self._of.notes.state(page.tenant, session_id)
-        artifacts = await self._of.artifacts.of_session(page.tenant, session_id, limit=100)
-        history, _ = await self._of.notes.state_history(page.tenant, session_id, after=None, limit=200)
-        scratchpad = await self._of.notes.scratchpad(page.tenant, session_id)
+        listed = await self._services.sessions.figures(page.tenant, session_id)
+        state = await self._services.notes.state(page.tenant, session_id)
+        artifacts = await self._services.artifacts.of_session(page.tenant, session_id, limit=100)
+        history, _ = await self._services.notes.state_history(page.tenant, session_id, after=None, limit=200)
+        scratchpad = await self._services.notes.scratchpad(page.tenant, session_id)
         texts = ["", *(past.state.text for past in history)]
         changes = [(past, _difference(before, past.state.text)) for before, past in zip(texts, history, strict=False)]
         return self._render(
@@ -33,34 +33,38 @@ class MemoryPages(ViewGroup):
 
     async def put_state(self, page: PageRequest) -> Response:
         """Write the state block."""
-        await self._of.notes.put_state(page.tenant, page.get("id"), page.get("text").replace("\r\n", "\n"))
+        await self._services.notes.put_state(page.tenant, page.get("id"), page.get("text").replace("\r\n", "\n"))
         return redirect(page.link("session/memory", id=page.get("id")))
 
     async def put_scratchpad(self, page: PageRequest) -> Response:
         """Write the scratchpad."""
-        await self._of.notes.put_scratchpad(page.tenant, page.get("id"), page.get("text").replace("\r\n", "\n"))
+        await self._services.notes.put_scratchpad(page.tenant, page.get("id"), page.get("text").replace("\r\n", "\n"))
         return redirect(page.link("session/memory", id=page.get("id")))
 
     async def show_memory(self, page: PageRequest) -> Response:
         """Memos and the daily memory of the tenant."""
-        memos, _ = await self._of.memos.page(page.tenant, after=None, tags=None, limit=100)
-        entries, _ = await self._of.memories.page(page.tenant, day=None, session_id=None, after=None, limit=50)
+        memos, _ = await self._services.memos.page(page.tenant, after=None, tags=None, limit=100)
+        entries, _ = await self._services.daily_memory.page(
+            page.tenant, day=None, session_id=None, after=None, limit=50
+        )
         return self._render(page, "memory.html", "memory", memos=memos, entries=entries)
 
     async def save_memo(self, page: PageRequest) -> Response:
         """Save a new memo."""
-        await self._of.memos.save(page.tenant, content=_lines(page.get("content")), tags=_tags(page), session_id=None)
+        await self._services.memos.save(
+            page.tenant, content=_lines(page.get("content")), tags=_tags(page), session_id=None
+        )
         return redirect(page.link("memory"))
 
     async def edit_memo(self, page: PageRequest) -> Response:
         """Change a memo."""
         content = _lines(page.get("content"))
-        await self._of.memos.change(page.tenant, page.get("memo"), content=content, tags=_tags(page))
+        await self._services.memos.change(page.tenant, page.get("memo"), content=content, tags=_tags(page))
         return redirect(page.link("memory"))
 
     async def delete_memo(self, page: PageRequest) -> Response:
         """Delete a memo."""
-        await self._of.memos.delete(page.tenant, page.get("memo"))
+        await self._services.memos.delete(page.tenant, page.get("memo"))
         return redirect(page.link("memory"))
 
     async def delete_day(self, page: PageRequest) -> Response:
@@ -69,7 +73,7 @@ class MemoryPages(ViewGroup):
             day = date.fromisoformat(page.get("day"))
         except ValueError:
             raise InvalidRequest("day must be a date", field="day") from None
-        await self._of.memories.forget(page.tenant, day=day, session_id=page.get("session") or None)
+        await self._services.daily_memory.forget(page.tenant, day=day, session_id=page.get("session") or None)
         return redirect(page.link("memory"))
 
 

@@ -26,11 +26,11 @@ class OperatorPages(ViewGroup):
 
     async def show_operator(self, page: PageRequest, new_key: str = "") -> Response:
         """Tenants, keys, limits and use, and how the service does."""
-        figures = await self._of.operations.figures()
+        figures = await self._services.operations.figures()
         tenants: list[LimitedTenant] = []
         following, trouble = None, ""
         try:
-            tenants, following = await self._of.tenants.page(after=page.get("after"), limit=PAGE)
+            tenants, following = await self._services.tenants.page(after=page.get("after"), limit=PAGE)
         except StoreUnavailable:
             trouble = "The database is away: tenants and keys cannot be shown."
         return self._render(
@@ -41,26 +41,26 @@ class OperatorPages(ViewGroup):
 
     async def make_tenant(self, page: PageRequest) -> Response:
         """Make a tenant without keys."""
-        await self._of.tenants.create(page.get("tenant").strip())
+        await self._services.tenants.create(page.get("tenant").strip())
         return redirect(link("operator"))
 
     async def make_key(self, page: PageRequest) -> Response:
         """Make a key; it is shown this once."""
         days = page.number("days", most=36_500)
-        text, _ = await self._of.tenants.create_key(
+        text, _ = await self._services.tenants.create_key(
             page.get("tenant").strip(), page.get("label").strip(), scope=page.get("scope") or None, days=days or None
         )
         return await self.show_operator(page, text)
 
     async def revoke_key(self, page: PageRequest) -> Response:
         """Revoke a key."""
-        await self._of.tenants.revoke_key(page.get("key"))
+        await self._services.tenants.revoke_key(page.get("key"))
         return redirect(link("operator"))
 
     async def set_limits(self, page: PageRequest) -> Response:
         """Set the limits of a tenant."""
         given = {name: _limit(name, page.get(name)) for name in LIMIT_TEXTS}
-        await self._of.tenants.set_limits(page.get("tenant"), Limits(**given))  # type: ignore[arg-type]
+        await self._services.tenants.set_limits(page.get("tenant"), Limits(**given))  # type: ignore[arg-type]
         return redirect(link("operator"))
 
 

@@ -13,7 +13,7 @@ from tersely.console.views.base import ViewGroup, redirect, replay_of
 from tersely.domain.errors import InvalidRequest
 from tersely.service.common.replay_tenants import replay_tenant
 from tersely.service.replays.replays import MAX_BYTES, MAX_SECONDS, ReplayOptions
-from tersely.store.history.session_lists import Narrowing
+from tersely.store.history.session_lists import SessionFilter
 from tersely.strategies.presets import STRATEGIES
 
 DEMO = Path(__file__).parents[2] / "data" / "demo_transcript.json"
@@ -34,8 +34,8 @@ class ReplayPages(ViewGroup):
 
     async def show_replays(self, page: PageRequest) -> Response:
         """The demo, a place to drop a transcript on, and the replays that are kept."""
-        found, _ = await self._of.sessions.page(
-            replay_tenant(page.visit.tenant), Narrowing(), sort="created", after=None, limit=50
+        found, _ = await self._services.sessions.page(
+            replay_tenant(page.visitor.tenant), SessionFilter(), sort="created", after=None, limit=50
         )
         return self._render(
             page, "replay.html", "replay", listed=[(each, replay_of(each.session.metadata)) for each in found],
@@ -60,8 +60,8 @@ class ReplayPages(ViewGroup):
 
     async def _play(self, page: PageRequest, name: str, content: bytes, options: ReplayOptions) -> str:
         """Play a transcript and return the address of the result. Raises `InvalidRequest`, `Busy`."""
-        replays = self._of.replays
-        replay = await replays.start(page.visit.tenant, await replays.read(name, content), options)
+        replays = self._services.replays
+        replay = await replays.start(page.visitor.tenant, await replays.read(name, content), options)
         await replays.wait(replay, PATIENCE)
         if replay.trouble and not replay.played:
             raise InvalidRequest(replay.trouble, field="file")
@@ -71,5 +71,5 @@ class ReplayPages(ViewGroup):
 
     async def delete_replay(self, page: PageRequest) -> Response:
         """Delete a replay."""
-        await self._of.sessions.delete(replay_tenant(page.visit.tenant), page.get("id"))
+        await self._services.sessions.delete(replay_tenant(page.visitor.tenant), page.get("id"))
         return redirect(link("replay"))

@@ -28,8 +28,8 @@ class SessionPages(ViewGroup):
     async def show_session(self, page: PageRequest) -> Response:
         """Show the client's messages beside the messages that one call sent to the model."""
         session_id = page.get("id")
-        listed = await self._of.sessions.figures(page.tenant, session_id)
-        last = await self._of.calls.last(page.tenant, session_id, limit=1)
+        listed = await self._services.sessions.figures(page.tenant, session_id)
+        last = await self._services.calls.last(page.tenant, session_id, limit=1)
         if not last:
             return self._render(
                 page, "session.html", "sessions", tab="context", listed=listed, calls=[], current=None, replay={}
@@ -37,9 +37,9 @@ class SessionPages(ViewGroup):
         newest = last[-1].row.number
         number = min(max(1, page.number("call", newest) or newest), newest)
         end = min(newest, max(number + MOST // 2, MOST))
-        calls = await self._of.calls.last(page.tenant, session_id, limit=MOST, before=end + 1)
-        epochs, _ = await self._of.calls.epochs(page.tenant, session_id, after=0, limit=1000)
-        compared = await self._of.comparisons.rows(
+        calls = await self._services.calls.last(page.tenant, session_id, limit=MOST, before=end + 1)
+        epochs, _ = await self._services.calls.epochs(page.tenant, session_id, after=0, limit=1000)
+        compared = await self._services.comparisons.rows(
             page.tenant, session_id, number, start=0, limit=ROWS, seq=page.number("seq")
         )
         return self._render(
@@ -62,13 +62,13 @@ class SessionPages(ViewGroup):
         """Further rows, as they are scrolled to."""
         number, start = page.number("call", 1) or 1, page.number("start", 0) or 0
         count = min(page.number("count", ROWS) or ROWS, ROWS)
-        compared = await self._of.comparisons.rows(page.tenant, page.get("id"), number, start=start, limit=count)
-        listed = await self._of.sessions.figures(page.tenant, page.get("id"))
+        compared = await self._services.comparisons.rows(page.tenant, page.get("id"), number, start=start, limit=count)
+        listed = await self._services.sessions.figures(page.tenant, page.get("id"))
         return self._render(page, "rows.html", "sessions", compared=compared, listed=listed, number=number, seq=None)
 
     async def show_text(self, page: PageRequest) -> Response:
         """The whole text of a part that a row shows the beginning of."""
-        text = await self._of.comparisons.whole_text(
+        text = await self._services.comparisons.whole_text(
             page.tenant,
             page.get("id"),
             page.number("call", 1) or 1,
@@ -81,11 +81,11 @@ class SessionPages(ViewGroup):
     async def show_tools(self, page: PageRequest) -> Response:
         """The tool definitions that a call sent: for a page that asks by script the list alone."""
         number = page.number("call", 1) or 1
-        tools = await self._of.calls.tools(page.tenant, page.get("id"), number)
+        tools = await self._services.calls.tools(page.tenant, page.get("id"), number)
         definitions = await asyncio.to_thread(list_tools, tools)
         if "hx-request" in page.request.headers:
             return self._pages.render("tools.html", definitions=definitions, reason=tools.reason)
-        listed = await self._of.sessions.figures(page.tenant, page.get("id"))
+        listed = await self._services.sessions.figures(page.tenant, page.get("id"))
         return self._render(
             page, "tools_page.html", "sessions", listed=listed, number=number, definitions=definitions,
             reason=tools.reason,
@@ -93,7 +93,7 @@ class SessionPages(ViewGroup):
 
     async def show_artifact(self, page: PageRequest) -> Response:
         """A tool output that was kept apart."""
-        content = await self._of.artifacts.get(page.tenant, page.get("sha"))
+        content = await self._services.artifacts.get(page.tenant, page.get("sha"))
         text = readable(content.decode("utf-8", "replace"))
         return self._render(
             page, "artifact.html", "sessions", sha=page.get("sha"), session_id=page.get("id"), size=len(content),
@@ -102,16 +102,16 @@ class SessionPages(ViewGroup):
 
     async def delete_artifact(self, page: PageRequest) -> Response:
         """Delete a tool output for good."""
-        await self._of.artifact_removal.delete(page.tenant, page.get("sha"))
+        await self._services.artifact_removal.delete(page.tenant, page.get("sha"))
         return redirect(page.link("session/memory", id=page.get("id")))
 
     async def show_cache(self, page: PageRequest) -> Response:
         """Each change of the cached beginning, with its cause and its cost."""
         session_id = page.get("id")
-        listed = await self._of.sessions.figures(page.tenant, session_id)
-        calls = await self._of.calls.last(page.tenant, session_id, limit=1000)
-        epochs, _ = await self._of.calls.epochs(page.tenant, session_id, after=0, limit=1000)
-        breaks = find_breaks(calls, epochs, lifetime=self._of.lifetime, price=self._of.prices.of)
+        listed = await self._services.sessions.figures(page.tenant, session_id)
+        calls = await self._services.calls.last(page.tenant, session_id, limit=1000)
+        epochs, _ = await self._services.calls.epochs(page.tenant, session_id, after=0, limit=1000)
+        breaks = find_breaks(calls, epochs, lifetime=self._services.lifetime, price=self._services.prices.of)
         known = [each.cost for each in breaks if each.cost is not None]
         return self._render(
             page, "cache.html", "sessions", tab="cache", listed=listed, calls=calls, breaks=list(reversed(breaks)),
@@ -121,15 +121,15 @@ class SessionPages(ViewGroup):
     async def show_session_savings(self, page: PageRequest) -> Response:
         """Show the cost of each call of a session beside the cost of the full history."""
         session_id = page.get("id")
-        listed = await self._of.sessions.figures(page.tenant, session_id)
-        calls = await self._of.calls.last(page.tenant, session_id, limit=1000)
+        listed = await self._services.sessions.figures(page.tenant, session_id)
+        calls = await self._services.calls.last(page.tenant, session_id, limit=1000)
         chart = [
             [call.row.number, call.row.cost_sent, call.row.cost_full, call.row.tokens_before, call.row.tokens_after]
             for call in calls
         ]
         return self._render(
             page, "session_savings.html", "sessions", tab="savings", listed=listed, calls=list(reversed(calls)),
-            shadow=await self._of.savings.shadow_of(page.tenant, session_id),
+            shadow=await self._services.savings.shadow_of(page.tenant, session_id),
             chart=msgspec.json.encode(chart).decode(),
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tersely.console.pages import Pages
 from tersely.console.router import Upload, View
 from tersely.console.views.action_pages import ActionPages
-from tersely.console.views.base import Sources
+from tersely.console.views.base import ViewServices
 from tersely.console.views.live_pages import LivePages
 from tersely.console.views.memory_pages import MemoryPages
 from tersely.console.views.operator_pages import OperatorPages
@@ -19,15 +19,15 @@ from tersely.service.replays.replays import MAX_BYTES
 class Views:
     """All views, by their paths."""
 
-    def __init__(self, pages: Pages, sources: Sources) -> None:
-        self._session = SessionPages(pages, sources)
-        self._trial = TrialPages(pages, sources)
-        self._action = ActionPages(pages, sources)
-        self._memory = MemoryPages(pages, sources)
-        self._operator = OperatorPages(pages, sources)
-        self._replay = ReplayPages(pages, sources)
-        self._live = LivePages(pages, sources)
-        self._tenant = TenantPages(pages, sources)
+    def __init__(self, pages: Pages, services: ViewServices) -> None:
+        self._session = SessionPages(pages, services)
+        self._trial = TrialPages(pages, services)
+        self._action = ActionPages(pages, services)
+        self._memory = MemoryPages(pages, services)
+        self._operator = OperatorPages(pages, services)
+        self._replay = ReplayPages(pages, services)
+        self._live = LivePages(pages, services)
+        self._tenant = TenantPages(pages, services)
 
     def views(self) -> dict[str, View]:
         """Path under ``/console`` -> view."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tersely.console.router import PageRequest
 from tersely.console.views.base import PAGE, ViewGroup
 from tersely.service.search.tenant_search import SearchMode
-from tersely.store.history.session_lists import Narrowing, Sort
+from tersely.store.history.session_lists import SessionFilter, Sort
 from tersely.store.ops.calls import GroupBy
 from tersely.strategies.presets import STRATEGIES
 
@@ -27,7 +27,7 @@ class TenantPages(ViewGroup):
         """Sessions with their figures; filters, order and cursor are in the address."""
         sort = cast("Sort", page.get("sort") if page.get("sort") in SORTS else "last_call")
         parent = page.get("parent") or None
-        narrowing = Narrowing(
+        session_filter = SessionFilter(
             query=page.get("query") or None,
             client=page.get("client") or None,
             model=page.get("model") or None,
@@ -36,12 +36,12 @@ class TenantPages(ViewGroup):
             parent=parent,
             tops=parent is None and not page.get("query"),
         )
-        found, following = await self._of.sessions.page(
-            page.tenant, narrowing, sort=sort, after=page.get("after") or None, limit=PAGE
+        found, following = await self._services.sessions.page(
+            page.tenant, session_filter, sort=sort, after=page.get("after") or None, limit=PAGE
         )
-        children = await self._of.sessions.children(page.tenant, [each.session.id for each in found])
+        children = await self._services.sessions.children(page.tenant, [each.session.id for each in found])
         given = {name: page.get(name) for name in ("query", "client", "model", "strategy", "days", "parent")}
-        shadows = await self._of.savings.shadows_of(page.tenant, [each.session.id for each in found])
+        shadows = await self._services.savings.shadows_of(page.tenant, [each.session.id for each in found])
         return self._render(
             page, "sessions.html", "sessions", listed=found, following=following, sort=sort, sorts=SORTS, given=given,
             children=children, strategies=STRATEGIES, periods=PERIODS, live=LIVE, shadows=shadows,
@@ -51,10 +51,10 @@ class TenantPages(ViewGroup):
     async def show_children(self, page: PageRequest) -> Response:
         """The subagents of a session, as rows under it."""
         parent = page.get("parent")
-        found, _ = await self._of.sessions.page(
-            page.tenant, Narrowing(parent=parent), sort="created", after=None, limit=PAGE
+        found, _ = await self._services.sessions.page(
+            page.tenant, SessionFilter(parent=parent), sort="created", after=None, limit=PAGE
         )
-        children = await self._of.sessions.children(page.tenant, [each.session.id for each in found])
+        children = await self._services.sessions.children(page.tenant, [each.session.id for each in found])
         return self._render(page, "children.html", "sessions", listed=found, children=children, live=LIVE, under=parent)
 
     async def show_savings(self, page: PageRequest) -> Response:
@@ -62,8 +62,8 @@ class TenantPages(ViewGroup):
         by = cast("GroupBy", page.get("by") if page.get("by") in get_args(GroupBy) else "day")
         days = page.get("days") if page.get("days") in PERIODS else "30"
         since = _since(days, page.now)
-        report = await self._of.savings.report(page.tenant, since=since, by=by)
-        daily = report if by == "day" else await self._of.savings.report(page.tenant, since=since, by="day")
+        report = await self._services.savings.report(page.tenant, since=since, by=by)
+        daily = report if by == "day" else await self._services.savings.report(page.tenant, since=since, by="day")
         chart = [
             [row.key, row.money.sent if row.money else None, row.money.full if row.money else None, row.tokens_before,
              row.tokens_after]
@@ -79,19 +79,19 @@ class TenantPages(ViewGroup):
         query = page.get("query").strip()
         mode = cast("SearchMode", page.get("mode") if page.get("mode") in get_args(SearchMode) else "search")
         session_id = page.get("id")
-        listed = await self._of.sessions.figures(page.tenant, session_id) if session_id else None
+        listed = await self._services.sessions.figures(page.tenant, session_id) if session_id else None
         found = None
         if query and listed is not None:
-            found = await self._of.search.search_session(page.tenant, session_id, query, mode=mode)
+            found = await self._services.search.search_session(page.tenant, session_id, query, mode=mode)
         elif query:
-            found = await self._of.search.search(page.tenant, query, mode=mode, limit=50)
+            found = await self._services.search.search(page.tenant, query, mode=mode, limit=50)
         places = [
             (passage.session_id, message.seq)
             for passage in (found.passages if found is not None else ())
             for message in passage.messages
             if message.is_hit
         ]
-        calls = await self._of.calls.first_with(page.tenant, places)
+        calls = await self._services.calls.first_with(page.tenant, places)
         return self._render(
             page, "search.html", "sessions" if listed is not None else "search", query=query, mode=mode, found=found,
             mark=_marked, listed=listed, tab="", calls=calls,

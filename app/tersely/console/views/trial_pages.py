@@ -22,21 +22,21 @@ class TrialPages(ViewGroup):
     async def show_try(self, page: PageRequest) -> Response:
         """Show the next context under other settings beside the current one."""
         session_id = page.get("id")
-        listed = await self._of.sessions.figures(page.tenant, session_id)
+        listed = await self._services.sessions.figures(page.tenant, session_id)
         name, policy = page.get("name"), page.get("policy")
         parameters = parameter_fields(name, page.get)
         strategy = write_strategy(name, parameters) if name else page.get("strategy").strip()
         epoch = write_policy(policy, page.get) if policy else page.get("epoch").strip()
-        present, trouble = await try_preview(self._of, page.tenant, session_id, PreviewRequest())
+        present, trouble = await try_preview(self._services, page.tenant, session_id, PreviewRequest())
         other, other_trouble = None, ""
         if strategy or epoch:
             options = PreviewRequest(strategy=strategy or None, epoch=epoch or None)
-            other, other_trouble = await try_preview(self._of, page.tenant, session_id, options)
+            other, other_trouble = await try_preview(self._services, page.tenant, session_id, options)
         model = listed.models[-1] if listed.models else ""
         return self._render(
             page, "try.html", "sessions", tab="try", listed=listed, present=present, trouble=trouble, other=other,
             other_trouble=other_trouble, strategy=strategy, epoch=epoch, strategies=STRATEGIES,
-            price=self._of.prices.of(model), model=model, name=name, policy=policy, policies=POLICIES,
+            price=self._services.prices.of(model), model=model, name=name, policy=policy, policies=POLICIES,
             parameters=parameters, marks={each: page.get(each) for each in ("high", "low", "stride")},
         )  # fmt: skip
 
@@ -46,7 +46,7 @@ class TrialPages(ViewGroup):
         given: dict[str, Any] = {
             name: _setting(page.get(name)) for name in ("strategy", "epoch") if page.get(name).strip()
         }
-        await self._of.sessions.change(page.tenant, session_id, SessionChange(**given))
+        await self._services.sessions.change(page.tenant, session_id, SessionChange(**given))
         return redirect(page.link("session/try", id=session_id))
 
 

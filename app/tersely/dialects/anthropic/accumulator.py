@@ -109,12 +109,12 @@ class GrowingBlock:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the client is shown a shortened block."""
+        """True if the client is shown a shortened block."""
         return self.shown != self.text
 
     @property
     def is_gone(self) -> bool:
-        """Whether stripping left the block empty.
+        """True if stripping left the block empty.
 
         The provider refuses empty texts. The client sends back what it was shown, so it is not shown any.
         """

@@ -22,7 +22,7 @@ def content_of(raw: bytes) -> list[bytes]:
 
 
 def text_block(text: str) -> bytes:
-    """Return a block of words."""
+    """Return a block of text."""
     return raw_json.dump({"type": "text", "text": text})
 
 
@@ -37,13 +37,13 @@ def string_member(members: dict[str, bytes], name: str) -> str:
 
 
 def is_blank(block: bytes) -> bool:
-    """Return whether a block is a blank text, which the provider refuses."""
+    """Return whether a block is blank text, which the provider refuses."""
     members = raw_json.split_object(block)
     return string_member(members, "type") == "text" and not string_member(members, "text").strip()
 
 
 def with_block_text(block: bytes, text: str) -> bytes:
-    """Return a text block with other words."""
+    """Return a text block with another text."""
     return raw_json.join_object({**raw_json.split_object(block), "text": raw_json.dump(text)})
 
 
@@ -55,7 +55,7 @@ def replace_text(blocks: list[bytes], text: str) -> list[bytes]:
     types = [block_type(block) for block in blocks]
     texts = [index for index, kind in enumerate(types) if kind == "text"]
     words = [] if not text.strip() else [with_block_text(blocks[texts[0]], text) if texts else text_block(text)]
-    index = texts[0] if texts else _index_of_words(types)
+    index = texts[0] if texts else _index_of_text(types)
     before = [block for block, kind in zip(blocks[:index], types[:index], strict=True) if kind != "text"]
     after = [block for block, kind in zip(blocks[index:], types[index:], strict=True) if kind != "text"]
     return [*before, *words, *after]
@@ -68,11 +68,11 @@ def insert_text(blocks: list[bytes], text: str) -> list[bytes]:
 
 
 def after_results(blocks: list[bytes]) -> int:
-    """Behind the last result of a tool."""
+    """Return the index behind the last result of a tool."""
     return max((index + 1 for index, block in enumerate(blocks) if block_type(block) == "tool_result"), default=0)
 
 
-def _index_of_words(types: list[str]) -> int:
+def _index_of_text(types: list[str]) -> int:
     if "tool_use" in types:
         return types.index("tool_use")
     return len(types)

@@ -57,7 +57,7 @@ _deltas_decoder = msgspec.json.Decoder(list[_DeltaEvent])
 
 
 @dataclass(slots=True, kw_only=True)
-class _Item:
+class _HeldEvent:
     """An event that may have to wait for its ``piece`` of a text."""
 
     event: SseEvent
@@ -76,7 +76,7 @@ class ReplyStream(EventFilter):
     def __init__(self, view: ClientView, *, max_event: int = MAX_EVENT) -> None:
         super().__init__(is_changing=bool(view.tags), max_event=max_event)
         self._accumulator = _Accumulator(view.tags)
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[_HeldEvent] = deque()
         self._dropped = 0
         self._marks = marks_of(view.tags)
         self._deferred: list[bytes] = []
@@ -172,7 +172,7 @@ class ReplyStream(EventFilter):
             return b""
         released = self._release() if kind in _ENDS or (not kind and event.data and not event.is_whole) else b""
         piece = Piece(text)
-        self._queue.append(_Item(event=event, kind=kind, block=block, piece=piece))
+        self._queue.append(_HeldEvent(event=event, kind=kind, block=block, piece=piece))
         if block is not None and text:
             self._feed_text(block, piece)
         if block is not None and not block.is_open:
@@ -210,7 +210,7 @@ class ReplyStream(EventFilter):
                 out.append(item.event.raw)
         return b"".join(out)
 
-    def _write(self, item: _Item) -> bytes:
+    def _write(self, item: _HeldEvent) -> bytes:
         """Return the event as the client gets it."""
         if item.block is not None and item.block.is_left_out:
             self._dropped += item.kind == "content_block_start"

@@ -133,7 +133,7 @@ class MessageRounds:
         if self._has_hidden and not self._has_calls and members.get("delta", _NULL) != _NULL:
             changed["delta"] = raw_json.join_object(_ended(raw_json.split_object(members["delta"])))
         if self._usage:
-            # The client was not told the usage in this round's start.
+            # The client did not get the start of this round, which has the usage.
             own = raw_json.load(self._round_usage or b"{}") | raw_json.load(members.get("usage", b"{}"))
             changed["usage"] = add_usage(self._usage, raw_json.dump(own))
         return event.raw if changed == members else _with_members(event, changed)

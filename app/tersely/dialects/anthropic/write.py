@@ -31,7 +31,7 @@ OPENING = "[Earlier messages were left out.]"
 """Said by the user where a context would begin with the model's words, which the provider refuses."""
 
 PARTIAL = "partial_json"
-"""A member of ours: what was said of a call's input before the reply broke off."""
+"""A member of ours: the part of a call's input that came before the reply broke off."""
 
 _CALL_TYPES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 

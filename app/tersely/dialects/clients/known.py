@@ -93,7 +93,7 @@ CODEX_MARKS: Mapping[tuple[str, str], SideCall] = {
     ("thread_source", "thread_title"): "title",
 }
 
-# Words at the beginning of a part of the instructions. Further in, an agent may be told about others in the same words.
+# Texts at the beginning of a part of the instructions. Further in, the same words may describe another agent.
 MARK_WITHIN = 200
 SIDE_INSTRUCTIONS = (
     SideCallMark(client="opencode", kind="title", text="You are a title generator"),
@@ -118,7 +118,9 @@ SIDE_INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptForm:
-    """How ``client`` writes a history to be summarised as one text, with the ``speaker`` in front of each message."""
+    """The form in which ``client`` writes a history to be summarised: one text, with the ``speaker`` in front of each
+    message.
+    """
 
     client: str
     opening: str
@@ -267,7 +269,7 @@ def side_question(last: Message, *, max_tokens: int | None) -> SideCall | None:
 
 
 def quoted_messages(messages: Sequence[Message]) -> list[Message]:
-    """Return what user and assistant said in a history that a client sends as one text to be summarised."""
+    """Return the messages of a history that a client sends as one text to be summarised."""
     text = messages[-1].text.strip() if messages else ""
     form = next((each for each in TRANSCRIPTS if text.startswith(each.opening)), None)
     if form is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tersely.dialects.dialect import ClientView, Reply, ReplyChoice
 from tersely.dialects.gemini.read import items, visible_text
@@ -23,8 +24,8 @@ from tersely.domain.text.tags import TagKinds, TagStripper
 
 _ENVELOPE = frozenset({"candidates", "usageMetadata", "modelVersion", "responseId", "createTime", "traceId"})
 _CANDIDATE_ENVELOPE = frozenset({"content", "index", "safetyRatings"})
-"""Members that say nothing by themselves: an event with only these and no words left in it is dropped. Usage is told
-again by the next event.
+"""Members without content: an event with only these and no text left in it is dropped. The next event repeats the
+usage.
 """
 _KNOWN = frozenset({"candidates", "promptFeedback", "usageMetadata", "error", "modelVersion", "responseId"})
 """Members that an event has once."""
@@ -47,12 +48,18 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """One event's content of one candidate: members, parts, and texts by index."""
+    """One event's content of one candidate: members, parts with their values, and texts by index."""
 
     members: Mapping[str, bytes]
     raw: bytes
     parts: Sequence[bytes]
+    values: Sequence[Any]
     pieces: Mapping[int, _Piece]
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether it is known what the client sees of it."""
+        return all(piece.shown is not None for piece in self.pieces.values())
 
     @property
     def edits(self) -> dict[int, str]:
@@ -83,8 +90,7 @@ class _Event:
     @property
     def is_ready(self) -> bool:
         """Return whether everything in it may go out."""
-        pieces = (piece for content in self.contents.values() for piece in content.pieces.values())
-        return all(piece.shown is not None for piece in pieces)
+        return all(content.is_shown for content in self.contents.values())
 
 
 class ReplyStream:
@@ -266,13 +272,56 @@ class ReplyStream:
         return contents
 
 
+class _Message:
+    """A reply's parts. Neighbouring texts of a kind are one part; a part with other members, such as a signature, stays
+    unchanged.
+    """
+
+    __slots__ = ("_contents", "_parts", "_raw")
+
+    def __init__(self) -> None:
+        self._contents = 0
+        self._raw = b""
+        self._parts: list[bytes | tuple[bool, list[str]]] = []
+
+    def copy(self) -> _Message:
+        """Return a copy that grows by itself."""
+        other = _Message()
+        other._contents, other._raw = self._contents, self._raw
+        other._parts = [each if isinstance(each, bytes) else (each[0], each[1][:]) for each in self._parts]
+        return other
+
+    def add(self, raw: bytes, parts: Sequence[bytes], values: Sequence[Any]) -> None:
+        """Add the content of one event."""
+        self._raw = raw if not self._contents else b""
+        self._contents += 1
+        for part, value in zip(parts, values, strict=True):
+            text = value.get("text") if isinstance(value, dict) and value.keys() <= _PLAIN else None
+            last = self._parts[-1] if self._parts else None
+            if not isinstance(text, str):
+                self._parts.append(part)
+            elif isinstance(last, tuple) and last[0] == bool(value.get("thought")):
+                last[1].append(text)
+            elif text:
+                self._parts.append((bool(value.get("thought")), [text]))
+
+    def write(self) -> bytes:
+        """Return the message on the wire; that of one event unchanged."""
+        if self._contents == 1:
+            return self._raw
+        parts = [each if isinstance(each, bytes) else _write_texts(each[1], is_thought=each[0]) for each in self._parts]
+        return raw_json.join_object({"parts": raw_json.join_array(parts), "role": b'"model"'})
+
+
 @dataclass(slots=True)
 class _Candidate:
     """The state of one candidate."""
 
     tags: TagKinds
     finish: str = ""
-    _contents: list[_Content] = field(default_factory=list)
+    _waiting: deque[_Content] = field(default_factory=deque)
+    _model: _Message = field(default_factory=_Message)
+    _client: _Message | None = None
     _pending: list[_Piece] = field(default_factory=list)
     _shown: str = ""
     _stripper: TagStripper = field(init=False)
@@ -281,17 +330,19 @@ class _Candidate:
         self._stripper = TagStripper(self.tags)
 
     def add(self, content: _Content) -> None:
-        self._contents.append(content)
+        self._waiting.append(content)
         for piece in content.pieces.values():
             self._pending.append(piece)
             self._shown += self._stripper.feed(piece.text)
             if not self._stripper.held_size:
                 self._share_shown_text()
+        self._take_shown()
 
     def close(self) -> None:
-        """Nothing more is held back."""
+        """Release the text that is held back."""
         self._shown += self._stripper.close()
         self._share_shown_text()
+        self._take_shown()
 
     def _share_shown_text(self) -> None:
         """Distribute the visible text among its pieces: each gets its own beginning, the last one the rest."""
@@ -302,57 +353,52 @@ class _Candidate:
             self._pending[-1].shown, self._shown = self._shown, ""
             self._pending.clear()
 
+    def _take_shown(self) -> None:
+        """Add the contents that are known to the message. It is all that stays of them: a long reply has many."""
+        while self._waiting and self._waiting[0].is_shown:
+            content = self._waiting.popleft()
+            if content.edits:
+                self._client = self._client or self._model.copy()
+                parts = content.client_parts
+                self._client.add(content.client_raw, parts, [raw_json.load(part) for part in parts])
+            elif self._client is not None:
+                self._client.add(content.raw, content.parts, content.values)
+            self._model.add(content.raw, content.parts, content.values)
+
     def to_choice(self, index: int) -> ReplyChoice:
-        model = client = self._message([(content.raw, content.parts) for content in self._contents])
-        if any(content.edits for content in self._contents):
-            client = self._message([(content.client_raw, content.client_parts) for content in self._contents])
+        model, client = self._model, self._client
+        if self._waiting:
+            model = self._model.copy()
+            client = client.copy() if client is not None else None
+            for content in self._waiting:
+                for each in filter(None, (model, client)):
+                    each.add(content.raw, content.parts, content.values)
+        written = model.write()
         return ReplyChoice(
             index=index,
-            model_message=model,
-            client_message=client,
+            model_message=written,
+            client_message=written if client is None else client.write(),
             terse=self._stripper.terse,
             state=self._stripper.state,
             finish_reason=self.finish,
         )
 
-    def _message(self, contents: Sequence[tuple[bytes, Sequence[bytes]]]) -> bytes:
-        if len(contents) == 1:
-            return contents[0][0]
-        parts = _merge_texts([part for _, parts in contents for part in parts])
-        return raw_json.join_object({"parts": raw_json.join_array(parts), "role": b'"model"'})
-
 
 def _read_content(raw: bytes) -> _Content:
     members = raw_json.split_object(raw)
     parts = items(members.get("parts", b"null"))
+    values = [raw_json.load(part) for part in parts]
     pieces: dict[int, _Piece] = {}
-    for index, part in enumerate(parts):
-        value = raw_json.load(part)
+    for index, value in enumerate(values):
         text = visible_text(value) if isinstance(value, dict) else None
         if text is not None:
             pieces[index] = _Piece(text=text)
-    return _Content(members=members, raw=raw, parts=parts, pieces=pieces)
+    return _Content(members=members, raw=raw, parts=parts, values=values, pieces=pieces)
 
 
 def _common_beginning(one: str, other: str) -> str:
     length = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     return one[: len(other)] if length is None else one[:length]
-
-
-def _merge_texts(parts: Iterable[bytes]) -> list[bytes]:
-    """Merge neighbouring texts of a kind. A part with other members, such as a signature, stays unchanged."""
-    merged: list[bytes | tuple[bool, list[str]]] = []
-    for part in parts:
-        value = raw_json.load(part)
-        text = value.get("text") if isinstance(value, dict) and value.keys() <= _PLAIN else None
-        last = merged[-1] if merged else None
-        if not isinstance(text, str):
-            merged.append(part)
-        elif isinstance(last, tuple) and last[0] == bool(value.get("thought")):
-            last[1].append(text)
-        elif text:
-            merged.append((bool(value.get("thought")), [text]))
-    return [part if isinstance(part, bytes) else _write_texts(part[1], is_thought=part[0]) for part in merged]
 
 
 def _write_texts(texts: Sequence[str], *, is_thought: bool) -> bytes:

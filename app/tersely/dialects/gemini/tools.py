@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tersely.dialects.dialect import ToolOffer
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.members import append_items, split_body
+from tersely.dialects.wire.members import append_tools, split_body
 
 CONFIGS = ("toolConfig", "tool_config")
 CALLING = ("functionCallingConfig", "function_calling_config")
@@ -14,10 +14,8 @@ CALLING = ("functionCallingConfig", "function_calling_config")
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
     """Return the request with ``offers`` after the client's own tools. All other members keep their bytes."""
-    members = split_body(body)
     declarations = [{"name": o.name, "description": o.description, "parameters": o.parameters} for o in offers]
-    members["tools"] = append_items(members.get("tools"), [{"functionDeclarations": declarations}])
-    return raw_json.join_object(members)
+    return append_tools(body, [{"functionDeclarations": declarations}])
 
 
 def forbid_tools(body: bytes) -> bytes:

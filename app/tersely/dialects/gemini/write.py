@@ -6,6 +6,7 @@ Everything here is deterministic: the same input gives the same bytes, so that p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, assert_never
 
 from tersely.dialects.dialect import ErrorDescription, RequestPatch
@@ -59,7 +60,7 @@ def write_request(body: bytes, patch: RequestPatch) -> bytes:
     messages, instructions = patch.messages, patch.instructions
     members = split_body(body)
     try:
-        own = dict(join_runs(items(members.get("contents", b"null"))))
+        runs = join_runs(items(members.get("contents", b"null")))
         system = [raw for raw in messages if is_instruction(raw)]
         contents = [raw for raw in messages if not is_instruction(raw)]
         if instructions:
@@ -72,7 +73,7 @@ def write_request(body: bytes, patch: RequestPatch) -> bytes:
             members.pop(key, None)
         if system:
             members |= _join_instructions(system)
-        members["contents"] = raw_json.join_array(_arrange(contents, own))
+        members["contents"] = raw_json.join_array(_arrange(contents, runs))
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
     return raw_json.join_object(members)
@@ -252,22 +253,23 @@ def _join_instructions(system: Sequence[bytes]) -> dict[str, bytes]:
     return {key: raw_json.join_object({**members, "parts": raw_json.join_array(parts)})}
 
 
-def _arrange(messages: Sequence[bytes], own: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
-    """Return the client's ``own`` messages in their original contents, and other messages adapted to these.
+def _arrange(messages: Sequence[bytes], runs: Sequence[tuple[bytes, list[bytes]]]) -> list[bytes]:
+    """Return the client's messages (``runs``, each with its contents) as they came, and other messages adapted to them.
 
     The provider expects the results of one content's calls in one content, each with the name of its function, and no
-    call directly after another content of the model.
+    call directly after another content of the model. Contents that the client sent one after the other stay apart.
     """
+    own = dict(runs)
+    neighbours = set(pairwise(raw for raw, _ in runs))
     arranged: list[bytes] = []
-    was_own = True
+    before: bytes | None = None  # the last message, where its contents are the client's
     for raw in messages:
-        is_own = raw in own
         first, *more = own.get(raw) or [_with_names(raw, arranged)]
-        is_joined = bool(arranged) and not (is_own and was_own) and _is_one_turn(arranged[-1], first)
+        is_joined = bool(arranged) and (before, raw) not in neighbours and _is_one_turn(arranged[-1], first)
         if is_joined:
             first = _join_parts(arranged.pop(), first)
         arranged += [first, *more]
-        was_own = is_own and not is_joined
+        before = raw if raw in own and not is_joined else None
     return arranged
 
 

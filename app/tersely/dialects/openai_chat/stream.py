@@ -55,7 +55,7 @@ class ReplyStream:
         self._unread_size = 0
         self._read_at = _MAX_UNREAD
         self._choices: dict[int, ChoiceState] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_HeldEvent] = deque()
         self._id = ""
         self._model = ""
         self._usage = b""
@@ -176,7 +176,7 @@ class ReplyStream:
         if data == _DONE:
             self._is_done = True
             return self._release() + event.raw
-        waiting = _Waiting(event=event, data=data)
+        waiting = _HeldEvent(event=event, data=data)
         before = b""
         if not data:
             self._not_understood.add_if_no_event(event.raw)
@@ -309,7 +309,7 @@ class ReplyStream:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Waiting:
+class _HeldEvent:
     """An event that waits until the visible part of its text is known. ``drops_usage``: remove its empty usage."""
 
     event: SseEvent

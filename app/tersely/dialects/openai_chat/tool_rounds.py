@@ -66,7 +66,7 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
 
 
 @dataclass(slots=True, kw_only=True)
-class _Call:
+class _StreamedCall:
     """A call on its way. ``is_ours`` None: not known yet, its deltas are held. ``number``: its index for the client."""
 
     id: str = ""
@@ -89,8 +89,8 @@ class ChatRounds:
         self._waits_with_space = False
         self._has_role = False
         self._shown = 0
-        self._calls: list[_Call] = []
-        self._by_index: dict[int, _Call] = {}
+        self._calls: list[_StreamedCall] = []
+        self._by_index: dict[int, _StreamedCall] = {}
         self._end: list[SseEvent] = []
 
     def feed(self, block: bytes) -> bytes:
@@ -207,13 +207,13 @@ class ChatRounds:
             shown += self._take(call)
         return shown
 
-    def _find(self, delta: dict[str, Any]) -> tuple[_Call, bool]:
+    def _find(self, delta: dict[str, Any]) -> tuple[_StreamedCall, bool]:
         """By index, as `tersely.dialects.openai_chat.stream` does; and whether it begins here."""
         index, call_id = delta.get("index"), delta.get("id") or ""
         call = (self._calls[-1] if self._calls else None) if index is None else self._by_index.get(index)
         is_new = call is None or bool(call_id and call.id and call_id != call.id)
         if call is None or is_new:
-            call = _Call()
+            call = _StreamedCall()
             self._calls.append(call)
         call.id = call_id or call.id
         if index is not None:
@@ -229,7 +229,7 @@ class ChatRounds:
             return name in self._names
         return None if any(own.startswith(name) for own in self._names) else False
 
-    def _take(self, call: _Call) -> list[bytes]:
+    def _take(self, call: _StreamedCall) -> list[bytes]:
         """Return the held parts of a call once its owner is known; nothing for a call to Tersely's tools."""
         if call.is_ours is None:
             return []
@@ -241,7 +241,7 @@ class ChatRounds:
             self._shown += 1
         return [_numbered(raw, call.number) for raw in held]
 
-    def _release_complete(self, *, but: _Call | None = None) -> list[bytes]:
+    def _release_complete(self, *, but: _StreamedCall | None = None) -> list[bytes]:
         """Release the held deltas of the client's calls, except this one: they are complete."""
         shown: list[bytes] = []
         for call in self._calls:

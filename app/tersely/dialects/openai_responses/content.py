@@ -28,7 +28,7 @@ _NEAR_START = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKind:
-    """How a type of item makes a call.
+    """The form of a call in one type of item.
 
     ``name``: the call's name if no member has it. ``input``: the member with its arguments. ``id``: the member that
     results refer to.

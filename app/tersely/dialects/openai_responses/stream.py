@@ -32,7 +32,7 @@ _PartPosition = tuple[int, int]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Waiting:
+class _HeldEvent:
     """An event that may have to wait for its ``piece`` of a text. ``members``: its changed members."""
 
     event: SseEvent
@@ -52,7 +52,7 @@ class ReplyStream(EventFilter):
         self._stripper = ResponseTagStripper(view)
         super().__init__(is_changing=bool(self._stripper), max_event=max_event)
         self._filters: dict[_PartPosition, PieceFilter] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_HeldEvent] = deque()
         self._dropped = 0
 
     @override
@@ -71,7 +71,7 @@ class ReplyStream(EventFilter):
     @override
     def _forward(self, event: SseEvent) -> bytes:
         delta = read_delta(event.data)
-        waiting = _Waiting(event=event)
+        waiting = _HeldEvent(event=event)
         released = b""
         if delta is not None:
             self._accumulator.add_delta(delta)
@@ -156,7 +156,7 @@ class ReplyStream(EventFilter):
                 out.append(waiting.event.raw)
         return b"".join(out)
 
-    def _write(self, waiting: _Waiting) -> bytes:
+    def _write(self, waiting: _HeldEvent) -> bytes:
         """Return the event as the client gets it."""
         event, piece, members = waiting.event, waiting.piece, waiting.members
         if piece is not None and piece.shown != piece.text:

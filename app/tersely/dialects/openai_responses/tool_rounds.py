@@ -109,7 +109,7 @@ def _theirs(items: Sequence[bytes], names: frozenset[str]) -> list[bytes]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _RoundEvent:
     """An event in its order. ``output_index``: that of its item, if it has one."""
 
     event: SseEvent
@@ -138,7 +138,7 @@ class ResponseRounds:
     def _begin(self) -> None:
         self._decoder = SseDecoder()
         self._sorting = _ItemVisibility(self._names)
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_RoundEvent] = deque()
         self._shown_indexes: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._end: list[SseEvent] = []
@@ -180,7 +180,7 @@ class ResponseRounds:
         if kind in ENDS:
             self._end.append(event)
         else:
-            self._queue.append(_Waiting(event=event, kind=kind, members=members, output_index=output_index))
+            self._queue.append(_RoundEvent(event=event, kind=kind, members=members, output_index=output_index))
         return self._drain()
 
     def _note(self, kind: str, members: dict[str, bytes], output_index: int | None) -> None:
@@ -215,7 +215,7 @@ class ResponseRounds:
         if self._next is None and _NUMBER in members:
             self._next = index(members, _NUMBER)
 
-    def _write(self, waiting: _Waiting) -> bytes:
+    def _write(self, waiting: _RoundEvent) -> bytes:
         """Return the event as the client gets it."""
         changed = self._numbered(waiting.members)
         if waiting.output_index is not None:

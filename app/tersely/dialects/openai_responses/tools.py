@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from tersely.dialects.dialect import ToolOffer
 from tersely.dialects.tool_rounds import tool_names
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.members import append_items, split_body
+from tersely.dialects.wire.members import append_tools, split_body
 
 _BESIDE = (b'"additional_tools"', b'"tool_search_output"')
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
     """Return the request with ``offers`` after the client's own tools. All other members keep their bytes."""
-    members = split_body(body)
     definitions = [
         {"type": "function", "name": o.name, "description": o.description, "parameters": o.parameters, "strict": False}
         for o in offers
     ]
-    members["tools"] = append_items(members.get("tools"), definitions)
-    return raw_json.join_object(members)
+    return append_tools(body, definitions)
 
 
 def forbid_tools(body: bytes) -> bytes:

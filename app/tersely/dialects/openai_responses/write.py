@@ -208,7 +208,7 @@ def _is_list(client_instructions: Sequence[bytes]) -> bool:
 
 
 def _put_instructions(members: dict[str, bytes], client_instructions: Sequence[bytes], ours: str | None) -> None:
-    """The provider caches by prefix: the client's own words stay in front of ours."""
+    """Write both instructions. The client's stand in front, because the provider caches by prefix."""
     if len(client_instructions) == 1 and not ours:
         members[INSTRUCTIONS] = client_instructions[0]
         return

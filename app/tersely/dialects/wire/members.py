@@ -31,6 +31,13 @@ def append_items(array: bytes | None, items: Sequence[object]) -> bytes:
     return raw_json.join_array([*own, *map(raw_json.dump, items)])
 
 
+def append_tools(body: bytes, definitions: Sequence[object]) -> bytes:
+    """Return the request with ``definitions`` after the client's own tools. All other members keep their bytes."""
+    members = split_body(body)
+    members["tools"] = append_items(members.get("tools"), definitions)
+    return raw_json.join_object(members)
+
+
 def check_utf8(body: bytes) -> None:
     """Raises ``InvalidRequest`` naming the first bad byte."""
     if body.isascii():

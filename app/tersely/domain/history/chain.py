@@ -24,7 +24,7 @@ from tersely.domain.messages import Injected, Media, Message, Part, Reasoning, R
 
 DIGEST_BYTES = 16
 MIN_SUMMARY = 20
-"""Shorter texts ("OK", "Done.") are said too often to tell anything by."""
+"""Shorter texts ("OK", "Done.") are too common to identify a conversation."""
 MAX_SUMMARY = 1_000_000
 """Longer texts are no summaries, and costly to hash."""
 
@@ -67,7 +67,7 @@ INJECTED_MESSAGES = (
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """How versions of one block are recognised among blocks whose text begins with ``heading``.
+    """A rule that recognises versions of one block among blocks whose text begins with ``heading``.
 
     ``same``: all blocks under the heading are versions of one block (``heading``), all with an equal first line are
     (``line``), or only equal blocks are (``text``: each block adds to the earlier ones).

@@ -25,7 +25,7 @@ class LayerReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a context does with one turn. ``tokens`` is its cost in this context, ``reason`` the cause."""
+    """The part of one turn in a context. ``tokens`` is its cost in this context, ``reason`` the cause."""
 
     turn: int
     kept: Kept
@@ -34,7 +34,7 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a context keeps, shortens and leaves out, with reasons. Tokens include instructions and tools."""
+    """The messages that a context keeps, shortens or omits, with reasons. Tokens include instructions and tools."""
 
     tokens_before: int
     tokens_after: int

@@ -1,4 +1,5 @@
-"""What a reply uses of the context that it answers: the names that its tool calls repeat, and the texts that they edit.
+"""Find what a reply uses of the context that it answers: the names that its tool calls repeat, and the texts that they
+edit.
 
 Both can be judged afterwards, without a model: a name or a text that the reply uses either stands in a context or does
 not. What an identifier is, is decided here, apart from the reference index, which is measured by it.
@@ -72,7 +73,7 @@ def references(arguments: str, is_known: Callable[[str], bool]) -> References:
 
 
 class Edits(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that replace a text, and those of them that were ready: the context said the text."""
+    """Calls that replace a text, and those of them that were ready: the context contained the text."""
 
     calls: int = 0
     ready: int = 0

@@ -25,8 +25,8 @@ SummarySource = Literal["model", "extractive"]
 # The finish reasons by which providers report that the model's window was full.
 WINDOW_FULL = "model_context_window_exceeded"
 
-# The finish reasons under which an incomplete reply is stored: the host broke off, which the client was told; or the
-# client or the service went away, so that the client lacks the end.
+# The finish reasons under which an incomplete reply is stored: the host broke off, and the client got an error;
+# or the client or the service went away, so that the client lacks the end.
 BROKE_OFF = "interrupted"
 CLIENT_LEFT = "client_left"
 INCOMPLETE = frozenset({BROKE_OFF, CLIENT_LEFT})

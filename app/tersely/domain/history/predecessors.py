@@ -1,4 +1,6 @@
-"""Which stored message led to which: the chain of a message identifies its branch, equal text does not."""
+"""Find the stored message before each stored message: the chain of a message identifies its branch, equal text does
+not.
+"""
 
 from __future__ import annotations
 

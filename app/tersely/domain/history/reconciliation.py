@@ -28,7 +28,7 @@ _SPOOLED_NAMES = {"restored": "revived", "follows_seq": "after", "replies_at_end
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_NAMES):
-    """What a request changes in its session.
+    """The changes that a request makes in its session.
 
     ``placed`` has one entry per incoming message. ``superseded`` rows leave the history, ``restored`` ones return to
     it. ``last_seq`` and ``turns`` are the session's counters afterwards. ``follows_seq`` is the stored link that the

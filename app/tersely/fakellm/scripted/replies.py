@@ -36,8 +36,8 @@ class ReceivedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """What to answer. ``message`` is an assistant's message as chat completions write it, or in the wire form of the
-    dialect that is asked in; with ``n`` choices each gets the same.
+    """A reply of the script. ``message`` is an assistant's message as chat completions write it, or in the wire form of
+    the dialect that is asked in; with ``n`` choices each gets the same.
 
     ``status`` and ``body`` answer with an error (or anything else) instead. For streams: ``pieces`` cuts the
     content just so (else every ``chunk_chars`` characters), ``first_delay`` and ``delay`` are seconds
@@ -139,7 +139,7 @@ class ScriptedExchange:
 class WireFormat:
     """A format: what is refused in it, what a request asks, how a reply is written.
 
-    ``check_model`` is told the model's name, which may stand elsewhere than in the request.
+    ``check_model`` gets the model's name, which may stand elsewhere than in the request.
     ``prompt`` gives what a provider's cache goes by, in its order; ``sizes`` the bytes of messages and of tools.
     """
 

@@ -18,7 +18,7 @@ _LED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptReply:
+class StoredResponse:
     """A stored reply, and all items up to and including it."""
 
     body: bytes
@@ -32,7 +32,7 @@ class StoredHistories:
 
     def __init__(self, *, is_forgetful: bool = False) -> None:
         self.is_forgetful = is_forgetful
-        self.replies: OrderedDict[str, KeptReply] = OrderedDict()
+        self.replies: OrderedDict[str, StoredResponse] = OrderedDict()
         self.conversations: OrderedDict[str, list[Item]] = OrderedDict()
         self._thoughts: OrderedDict[str, None] = OrderedDict()
         self._led: OrderedDict[str, str] = OrderedDict()
@@ -70,7 +70,7 @@ class StoredHistories:
         if self.is_forgetful:
             return
         if request.get("store") is not False:
-            self.replies[reply["id"]] = KeptReply(body=body, items=[*_items(whole), *output])
+            self.replies[reply["id"]] = StoredResponse(body=body, items=[*_items(whole), *output])
             while len(self.replies) > _KEPT:
                 self.replies.popitem(last=False)
         if conversation := _conversation(request):

@@ -18,7 +18,7 @@ import asyncio
 import inspect
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -169,18 +169,14 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
         return _json(Refusal(message=message, status=404).body(), status=404)
 
     async def models(request: web.Request) -> web.Response:
-        if "x-goog-api-key" in request.headers:
-            return await gemini_models(request)
         await _receive(state, request)
+        if "x-goog-api-key" in request.headers:
+            return _gemini_models()
         if "anthropic-version" in request.headers:
             listed = {"id": MODEL, "type": "model", "display_name": MODEL, "created_at": "2026-01-01T00:00:00Z"}
             return _json(dump({"data": [listed], "has_more": False, "first_id": MODEL, "last_id": MODEL}))
         model_object = {"id": MODEL, "object": "model", "created": CREATED, "owned_by": "tersely"}
         return _json(dump({"object": "list", "data": [model_object]}))
-
-    async def gemini_models(request: web.Request) -> web.Response:
-        await _receive(state, request)
-        return _json(dump({"models": [{"name": f"models/{MODEL}", "displayName": MODEL}]}))
 
     async def count(request: web.Request) -> web.Response:
         received = await _receive(state, request)
@@ -188,18 +184,6 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
             error = {"type": "invalid_request_error", "message": "messages: Input should be a valid list"}
             return _json(dump({"type": "error", "error": error}), status=400)
         return _json(dump({"input_tokens": sum(map(len, ANTHROPIC.prompt(received.request or {}))) // 4}))
-
-    async def generate(request: web.Request) -> web.StreamResponse:
-        name, _, method = request.match_info["call"].rpartition(":")
-        if method not in _STREAMS:
-            return await elsewhere(request)
-        return await _answer(state, request, GEMINI, model=name, streams=_STREAMS[method])
-
-    async def generate_internally(request: web.Request) -> web.StreamResponse:
-        method = request.match_info["method"]
-        if method not in _STREAMS:
-            return await elsewhere(request)
-        return await _answer(state, request, GCA, streams=_STREAMS[method])
 
     async def complete(request: web.Request) -> web.StreamResponse:
         return await _answer(state, request, CHAT)
@@ -217,13 +201,41 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
     _add_files(app, state)
     app.router.add_post("/v1/messages", say)
     app.router.add_post("/v1/messages/count_tokens", count)
+    _add_gemini(app, state, elsewhere)
+    app.router.add_get("/v1/models", models)
+    app.router.add_route("*", "/{path:.*}", elsewhere)
+    return app
+
+
+def _add_gemini(
+    app: web.Application, state: ScriptedModel, elsewhere: Callable[[web.Request], Awaitable[web.Response]]
+) -> None:
+    """Calls of Gemini and of Gemini Code Assist. Unknown methods are answered by ``elsewhere``."""
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        name, _, method = request.match_info["call"].rpartition(":")
+        if method not in _STREAMS:
+            return await elsewhere(request)
+        return await _answer(state, request, GEMINI, model=name, streams=_STREAMS[method])
+
+    async def generate_internally(request: web.Request) -> web.StreamResponse:
+        method = request.match_info["method"]
+        if method not in _STREAMS:
+            return await elsewhere(request)
+        return await _answer(state, request, GCA, streams=_STREAMS[method])
+
+    async def models(request: web.Request) -> web.Response:
+        await _receive(state, request)
+        return _gemini_models()
+
     app.router.add_post("/v1beta/models/{call}", generate)
     app.router.add_post("/v1/models/{call}", generate)
     app.router.add_post("/v1internal:{method}", generate_internally)
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/v1beta/models", gemini_models)
-    app.router.add_route("*", "/{path:.*}", elsewhere)
-    return app
+    app.router.add_get("/v1beta/models", models)
+
+
+def _gemini_models() -> web.Response:
+    return _json(dump({"models": [{"name": f"models/{MODEL}", "displayName": MODEL}]}))
 
 
 def _add_kept(app: web.Application, state: ScriptedModel) -> None:

@@ -1,4 +1,4 @@
-"""How each model's reported tokens relate to our estimates, learnt from what hosts report, and shared by all workers.
+"""The ratio of each model's reported tokens to our estimates, learnt from what hosts report, and shared by all workers.
 
 A worker learns from its own calls at once. Every few seconds it stores what it learnt, and takes over what others did.
 """

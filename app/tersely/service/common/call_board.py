@@ -1,4 +1,4 @@
-"""What this worker's model calls are doing right now, for the live view and the operator.
+"""The present model calls of this worker, for the live view and the operator.
 
 Nothing here is stored: what another worker does is known from the database alone, without its state.
 """
@@ -23,7 +23,7 @@ MAX_EXAMPLES = 5
 MAX_TEXT = 200
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
+class CallNote(msgspec.Struct, frozen=True, kw_only=True):
     """Something out of the ordinary about a call: it was refused, went through unchanged, or was repaired."""
 
     kind: NoteKind
@@ -63,7 +63,7 @@ class CallBoard:
     def __init__(self, *, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._running: dict[RunningCall, None] = {}
-        self._notes: dict[str, deque[Note]] = {}
+        self._notes: dict[str, deque[CallNote]] = {}
         self._examples: defaultdict[str, deque[SideCallExample]] = defaultdict(lambda: deque(maxlen=MAX_EXAMPLES))
 
     def begin(self, tenant: str, *, client: str, dialect: str) -> RunningCall:
@@ -90,11 +90,11 @@ class CallBoard:
         """Keep a note for the tenant's live view."""
         notes = self._notes.pop(tenant, None) or deque(maxlen=MAX_NOTES)
         self._notes[tenant] = notes
-        notes.append(Note(kind=kind, at=self._clock(), text=text[:MAX_TEXT], session_id=session_id))
+        notes.append(CallNote(kind=kind, at=self._clock(), text=text[:MAX_TEXT], session_id=session_id))
         while len(self._notes) > MAX_TENANTS:
             del self._notes[next(iter(self._notes))]
 
-    def notes(self, tenant: str) -> list[Note]:
+    def notes(self, tenant: str) -> list[CallNote]:
         """Return the notes of a tenant, the newest first."""
         return list(reversed(self._notes.get(tenant, ())))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-# Set by the request's outermost layer. Tasks that the request starts share the same dictionary.
+# Set by the outermost ASGI application (`CallLog`). Tasks that the request starts share the same dictionary.
 fields: ContextVar[dict[str, Any] | None] = ContextVar("call_fields", default=None)
 
 

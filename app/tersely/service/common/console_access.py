@@ -54,7 +54,7 @@ class ConsoleAccess:
         self._directory = directory
 
     async def log_in(self, key: str, *, now: datetime, nonce: str) -> ConsoleVisitor:
-        """A new visit. Raises `Unauthorized`."""
+        """A new visitor. Raises `Unauthorized`."""
         if not self.required:
             return self._visit(NO_KEY, DEFAULT_TENANT, self._own_secret, now + LIFETIME, nonce)
         caller = await self._auth.caller(read_credentials({"x-tersely-key": key.strip()}))
@@ -62,7 +62,7 @@ class ConsoleAccess:
         return self._visit(key_id, caller.tenant, await self._secret(key_id), now + LIFETIME, nonce)
 
     async def visit(self, cookie: str, *, now: datetime) -> ConsoleVisitor:
-        """The visit of a cookie. Raises `Unauthorized`, `StoreUnavailable`."""
+        """Return the visitor of a cookie. Raises `Unauthorized`, `StoreUnavailable`."""
         parts = cookie.split(".")
         if len(parts) != 4 or not parts[1].isdecimal() or not parts[1].isascii():
             raise Unauthorized("log in to the console")
@@ -90,9 +90,9 @@ class ConsoleAccess:
         """Raise `Forbidden` for a request without keys that another host's page may have sent."""
         self._auth.check_address(headers)
 
-    def check_token(self, visit: ConsoleVisitor, token: str) -> None:
-        """Raise `Forbidden` unless ``token`` is that of the visit."""
-        if not hmac.compare_digest(visit.token.encode(), token.encode("utf-8", "replace")):
+    def check_token(self, visitor: ConsoleVisitor, token: str) -> None:
+        """Raise `Forbidden` unless ``token`` is that of the visitor."""
+        if not hmac.compare_digest(visitor.token.encode(), token.encode("utf-8", "replace")):
             raise Forbidden("the form is out of date: reload the page and try again")
 
     async def _secret(self, key_id: str) -> bytes:
@@ -127,8 +127,8 @@ class ConsoleAccess:
 
 
 class OperatorAccess:
-    """Who sees the operator's view: whoever has the admin key; where no keys are needed and there is no such key,
-    every visitor.
+    """Decides who sees the operator's view: whoever has the admin key; where no keys are needed and there is no such
+    key, every visitor.
     """
 
     def __init__(self, admin_key: str | None, *, is_open: bool) -> None:
@@ -138,7 +138,7 @@ class OperatorAccess:
         self.is_shut = admin_key is None and not is_open
 
     def log_in(self, key: str, *, now: datetime, nonce: str) -> ConsoleVisitor:
-        """A new visit. Raises `Unauthorized`."""
+        """A new visitor. Raises `Unauthorized`."""
         if self._admin_key is None or not hmac.compare_digest(
             key.strip().encode("utf-8", "replace"), self._admin_key.encode()
         ):
@@ -146,7 +146,7 @@ class OperatorAccess:
         return self._visit(now + LIFETIME, nonce)
 
     def visit(self, cookie: str, *, now: datetime) -> ConsoleVisitor:
-        """The visit of a cookie. Raises `Unauthorized`."""
+        """Return the visitor of a cookie. Raises `Unauthorized`."""
         parts = cookie.split(".")
         if len(parts) != 3 or not (parts[0].isascii() and parts[0].isdecimal()) or int(parts[0]) < now.timestamp():
             raise Unauthorized("log in with the admin key")

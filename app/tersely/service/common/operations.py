@@ -1,4 +1,4 @@
-"""How the service does as a whole: the figures of the operator's view. Counts come from the metrics of all workers."""
+"""The figures of the service as a whole, for the operator's view. Counts come from the metrics of all workers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Count now, tell Prometheus later: its counters take a lock and several calls for each number.
+"""Count now, update Prometheus later: its counters take a lock and several calls for each number.
 
-Numbers are told when the metrics are read, and a fraction of a second after they came, for the processes that read them
-from files.
+Numbers reach the metrics when these are read, and a fraction of a second after they came, for the processes that read
+them from files.
 """
 
 from __future__ import annotations

@@ -110,9 +110,9 @@ class CallTrace:
         """Name what the next request to the upstream is for."""
         self._model, self._session = model[:MAX_NAME], session
 
-    def step(self, name: StepName) -> SpanOfStep:
+    def step(self, name: StepName) -> StepSpan:
         """Give the block a span of its own."""
-        return SpanOfStep(self, self._start(name))
+        return StepSpan(self, self._start(name))
 
     def open_upstream(self, dialect: Dialect, address: tuple[str, int]) -> UpstreamTrace:
         """Start the span of a request to a model host."""
@@ -174,7 +174,7 @@ class CallTrace:
             self._spans.export([span])
 
 
-class SpanOfStep:
+class StepSpan:
     """Ends a span with a block. It is a class because a generator takes several times as long."""
 
     __slots__ = ("_span", "_trace")
@@ -207,18 +207,18 @@ class UpstreamTrace:
         return [(name, value) for name, value in headers if name not in _FIELDS] + own
 
     def answered(self, status: int) -> None:
-        """The reply's headers are there."""
+        """Record the status of the reply, whose headers are there."""
         self.span.attributes["http.response.status_code"] = status
         if status >= 400:
             self.span.fail(str(status))
 
     def fail(self, error: BaseException) -> None:
-        """There is no reply."""
+        """Record that there is no reply."""
         self.span.fail(type(error).__name__)
         self.close()
 
     def close(self) -> None:
-        """The reply is over."""
+        """End the span with the reply."""
         self.span.ended_at = self.span.ended_at or time.time_ns()
 
 

@@ -17,7 +17,7 @@ from tersely.service.common import tokens
 from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
 from tersely.service.context.history import History
 from tersely.service.context.visible_states import read_visible_states
-from tersely.strategies.epochs.policies import Advance
+from tersely.strategies.epochs.policies import StartEpoch
 from tersely.strategies.planning import (
     build_context,
     plan_epoch,
@@ -42,12 +42,12 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
     """Build the context of the current epoch, or of the epoch that starts now. Raises `ContextTooLarge`."""
     snapshot = history.snapshot
     name = tokens.encoding_for(model)
-    if history.advance is None and snapshot.epoch is not None:
+    if history.epoch_start is None and snapshot.epoch is not None:
         context = build_context(
             snapshot, snapshot.epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name)
         )
         return BuiltContext(context=context, starts_epoch=False)
-    advance = history.advance or Advance(reason="first")
+    epoch_start = history.epoch_start or StartEpoch(reason="first")
     inputs = history.epoch_inputs
     states: tuple[StateBlock, ...] = ()
     if isinstance(config.strategy, Window) and (snapshot.epoch is None or snapshot.epoch.must_rebuild):
@@ -59,7 +59,7 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
         inputs,
         strategy=config.strategy,
         policy=config.policy,
-        advance=advance,
+        epoch_start=epoch_start,
         now=budget.now,
         encode=lambda text: tokens.count_text(text, name),
         overflows=history.overflows,

@@ -1,4 +1,4 @@
-"""How a context is built for a request: its strategy, its epoch policy, and the tokens that it may use."""
+"""The configuration of a request's context: its strategy, its epoch policy, and the tokens that it may use."""
 
 from __future__ import annotations
 

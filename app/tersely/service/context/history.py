@@ -15,7 +15,7 @@ from tersely.domain.messages import (
 from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.epoch_inputs import restored_links, superseded_links
 from tersely.service.recognition.session_lookup import SessionMatch
-from tersely.strategies.epochs.policies import Advance
+from tersely.strategies.epochs.policies import StartEpoch
 from tersely.strategies.planning import (
     planning_basis,
 )
@@ -41,7 +41,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     snapshot: Snapshot
-    advance: Advance | None
+    epoch_start: StartEpoch | None
     epoch_inputs: EpochInputs
     is_verbatim: bool
     instructions: tuple[bytes, ...] = ()

@@ -61,7 +61,7 @@ def _messages_behind(incoming: IncomingHistory, match: SessionMatch) -> dict[int
     waiting: list[int] = []
     for index, (identity, placed) in enumerate(zip(incoming.identities, match.decision.placed, strict=True)):
         if identity.is_link:
-            if waiting and identity.role != "tool":
+            if waiting and identity.role != "tool" and placed.status == "live":
                 behind |= dict.fromkeys(waiting, firsts.get(placed.seq, placed.seq))
                 waiting = []
         elif not placed.is_new and placed.position < match.expanded_from:

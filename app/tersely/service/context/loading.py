@@ -45,7 +45,7 @@ from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages
 from tersely.store.history.messages import StoredMessage, TailRow
-from tersely.strategies.epochs.policies import Advance
+from tersely.strategies.epochs.policies import StartEpoch
 from tersely.strategies.planning import (
     decide,
 )
@@ -85,17 +85,17 @@ async def load_history(
         restore = restore or partial(restore_reply, dialect)
         loaded = await _load_resent(connection, tenant, match, incoming, dialect, config, budget, restore)
     snapshot = await run_in_thread_if_large(incoming.size, _snapshot, match, loaded, budget, config)
-    snapshot, advance = _first_due(snapshots_at(snapshot) if snapshots_at else (snapshot,), config, budget.now)
+    snapshot, epoch_start = _first_due(snapshots_at(snapshot) if snapshots_at else (snapshot,), config, budget.now)
     inputs = EpochInputs()
     # Instructions are put into an epoch that otherwise stays as it is.
-    is_planned = advance is not None and advance.reason != "instructions"
+    is_planned = epoch_start is not None and epoch_start.reason != "instructions"
     if (needs_epoch_inputs or is_planned) and session is not None:
         inputs = await load_epoch_inputs(connection, tenant, match, config.strategy)
         if needs_epoch_inputs or session.plan is not None:
             snapshot, inputs = await _choose_memos_again(connection, tenant, session, config.strategy, snapshot, inputs)
     return History(
         snapshot=snapshot,
-        advance=advance,
+        epoch_start=epoch_start,
         epoch_inputs=inputs,
         is_verbatim=not match.is_delta and _are_as_resent([*loaded.kept, *loaded.entries], incoming),
         instructions=loaded.instructions,
@@ -103,7 +103,7 @@ async def load_history(
     )
 
 
-class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class _LoadedMessages(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a context: ``kept`` before the cut, ``entries`` from there on, and the epoch that they belong to.
 
     ``instructions`` and ``blocks`` are stored ones that the request does not bring.
@@ -127,7 +127,7 @@ async def _load_resent(
     config: ContextConfig,
     budget: TokenBudget,
     restore: Restore,
-) -> _Loaded:
+) -> _LoadedMessages:
     """Take the messages from a request that carries its whole history."""
     epoch = epoch_of(match, config)
     cut = max(match.expanded_from, config.first_seq(epoch))
@@ -136,7 +136,9 @@ async def _load_resent(
     entries, kept = await run_in_thread_if_large(
         incoming.size, resent_entries, match, incoming, dialect, restore, kept_rows, duplicates, cut, budget.now
     )
-    return _Loaded(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected_in_request(match, incoming))
+    return _LoadedMessages(
+        epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected_in_request(match, incoming)
+    )
 
 
 async def _load_stored(
@@ -149,7 +151,7 @@ async def _load_stored(
     config: ContextConfig,
     budget: TokenBudget,
     counts: Sequence[int] | None,
-) -> _Loaded:
+) -> _LoadedMessages:
     """Read the messages from the store, for a request that brings only new ones."""
     epoch = epoch_of(match, config)
     cut = max(match.expanded_from, config.first_seq(epoch))
@@ -180,7 +182,7 @@ async def _load_stored(
     injected = await run_in_thread_if_large(
         size, injected_in_store, epoch, blocks, hidden, [*kept_entries, *entries], match, incoming, dialect
     )
-    return _Loaded(
+    return _LoadedMessages(
         epoch=epoch,
         cut=cut,
         entries=entries,
@@ -241,11 +243,11 @@ async def _questions_of_late(
     return [each for each in questions if each.seq < cut]
 
 
-def _first_due(moments: Sequence[Snapshot], config: ContextConfig, now: datetime) -> tuple[Snapshot, Advance | None]:
+def _first_due(moments: Sequence[Snapshot], config: ContextConfig, now: datetime) -> tuple[Snapshot, StartEpoch | None]:
     """Return the first snapshot at which an epoch is due, with the decision; else the last snapshot and None."""
     for snapshot in moments:
         decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=now)
-        if isinstance(decision, Advance):
+        if isinstance(decision, StartEpoch):
             return snapshot, decision
     return moments[-1], None
 
@@ -310,19 +312,19 @@ def load_resent(
         return None
     entries, kept = resent_entries(match, incoming, dialect, restore, (), {}, cut, budget.now)
     injected = injected_in_request(match, incoming)
-    loaded = _Loaded(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected)
+    loaded = _LoadedMessages(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected)
     snapshot = _snapshot(match, loaded, budget, config)
-    if isinstance(decide(snapshot, strategy=config.strategy, policy=config.policy, now=budget.now), Advance):
+    if isinstance(decide(snapshot, strategy=config.strategy, policy=config.policy, now=budget.now), StartEpoch):
         return None
     return History(
         snapshot=snapshot,
-        advance=None,
+        epoch_start=None,
         epoch_inputs=EpochInputs(),
         is_verbatim=_are_as_resent([*kept, *entries], incoming),
     )
 
 
-def _snapshot(match: SessionMatch, loaded: _Loaded, budget: TokenBudget, config: ContextConfig) -> Snapshot:
+def _snapshot(match: SessionMatch, loaded: _LoadedMessages, budget: TokenBudget, config: ContextConfig) -> Snapshot:
     session, epoch, injected = match.session, loaded.epoch, loaded.injected
     entries, kept = count_apart(loaded.entries, loaded.kept, injected)
     return Snapshot(
@@ -439,7 +441,7 @@ async def after_overflow(
 ) -> History:
     """Return the same history for another attempt, after the upstream refused the context as too long."""
     snapshot, inputs = history.snapshot, history.epoch_inputs
-    if history.advance is None and match.session is not None:
+    if history.epoch_start is None and match.session is not None:
         async with database.transaction(tenant) as connection:
             inputs = await load_epoch_inputs(connection, tenant, match, config.strategy)
             if match.session.plan is not None:
@@ -449,7 +451,7 @@ async def after_overflow(
     return structs.replace(
         history,
         snapshot=structs.replace(snapshot, window=budget.window),
-        advance=Advance(reason="overflow"),
+        epoch_start=StartEpoch(reason="overflow"),
         epoch_inputs=inputs,
         overflows=history.overflows + 1,
     )

@@ -23,7 +23,7 @@ from tersely.strategies.presets import Strategy
 
 
 class ConnectionSource(Protocol):
-    """Where connections come from: a database, or a transaction of it."""
+    """A source of connections: a database, or a transaction of it."""
 
     def reading(self, tenant: str, *, limit: float | None = None) -> AbstractAsyncContextManager[Connection]:
         """Return a connection to read with."""

@@ -143,8 +143,8 @@ def _place_instructions(
                 waiting.append(message)
             continue
         is_leading = False
-        # Providers refuse a message between a tool call and its result.
-        if waiting and message.role != "tool":
+        # Providers refuse a message between a tool call and its result. A message that is hidden has no place.
+        if waiting and message.role != "tool" and placed.status == "live":
             placed_before.setdefault(firsts.get(placed.seq, placed.seq), []).extend(waiting)
             waiting = []
     return leading, placed_before, waiting

@@ -44,8 +44,8 @@ class Retriever:
         dialect: Dialect,
         restore: Restore,
     ) -> History:
-        """Where an epoch starts, return ``history`` with turns from before its tail that match its running turn."""
-        if not isinstance(strategy, Tiered) or history.advance is None or match.session is None:
+        """Return ``history`` with turns from before its tail that match its running turn, where an epoch starts."""
+        if not isinstance(strategy, Tiered) or history.epoch_start is None or match.session is None:
             return history
         loaded = group_turns((*history.snapshot.kept, *history.snapshot.entries))
         task = "\n".join(entry.message.text for entry in loaded[-1].opening) if loaded else ""

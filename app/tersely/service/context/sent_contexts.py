@@ -60,8 +60,8 @@ REPEATS = "repeats"
 
 
 class MessageSource(NamedTuple):
-    """Where a message of a request comes from: its bytes before the dialect writes the request, its sequence number
-    (0: none), how it shows the message, the layer where Tersely added it, and further messages that are joined with it.
+    """The source of a message in a request: its bytes before the dialect writes the request, its sequence number (0:
+    none), how it shows the message, the layer where Tersely added it, and further messages that are joined with it.
     """
 
     raw: bytes
@@ -339,7 +339,9 @@ def _same_as_stored(source: MessageSource, known: KnownSession) -> bytes | None:
 
 
 def _patch(stored: bytes | None, raw: bytes) -> tuple[int, int, bytes] | None:
-    """How ``raw`` is made of ``stored``: how many first and last bytes, and what stands between; None: not worth it."""
+    """Return the patch that turns ``stored`` into ``raw``: how many of its first and last bytes stay, and the bytes
+    that replace the others. None where a patch saves too little.
+    """
     if stored is None or len(raw) < MIN_PATCHED:
         return None
     prefix = in_common(stored, raw)

@@ -29,7 +29,7 @@ class Admission(msgspec.Struct):
 
     @property
     def is_charged(self) -> bool:
-        """Whether the use of a model call must be reported."""
+        """True if the use of a model call must be reported."""
         return self.is_model_call and bool(self.reservations)
 
     def charge(self, tokens: float, money: float) -> None:

@@ -59,7 +59,7 @@ class Limiter:
         monotonic: Callable[[], float],
         name: str,
     ) -> None:
-        """``defaults`` are those of tenants that have none of their own; ``name`` tells this worker from others."""
+        """``defaults`` are those of tenants that have none of their own; ``name`` identifies this worker."""
         self._database = database
         self._metrics = metrics
         self._defaults = defaults

@@ -1,4 +1,4 @@
-"""What contexts save: tokens and money as sent, against the full history with a perfect cache."""
+"""The savings of contexts: tokens and money as sent, against the full history with a perfect cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Money:
+class CostComparison:
     """USD as sent, as the full history with a perfect cache would have cost, and the difference."""
 
     sent: float
@@ -52,7 +52,7 @@ class SavingsRow:
     priced_calls: int = 0
     summary_calls: int = 0
     summary_tokens: int = 0
-    money: Money | None = None
+    money: CostComparison | None = None
     shadow: ShadowSums | None = None
 
 
@@ -121,7 +121,7 @@ class Savings:
             cost = price.input * own.input_tokens + price.output * own.output_tokens
         money = row.money
         if cost is not None:
-            money = Money(sent=(money.sent if money else 0.0) + cost, full=money.full if money else 0.0)
+            money = CostComparison(sent=(money.sent if money else 0.0) + cost, full=money.full if money else 0.0)
         return replace(
             row,
             summary_calls=row.summary_calls + own.calls,
@@ -140,7 +140,7 @@ def _row(sums: CallSums) -> SavingsRow:
         cached_tokens=sums.cached_tokens,
         output_tokens=sums.output_tokens,
         priced_calls=sums.priced_calls,
-        money=Money(sent=sums.cost_sent, full=sums.cost_full) if sums.priced_calls else None,
+        money=CostComparison(sent=sums.cost_sent, full=sums.cost_full) if sums.priced_calls else None,
     )
 
 
@@ -157,7 +157,7 @@ def _total(rows: tuple[SavingsRow, ...]) -> SavingsRow:
     tried = [row.shadow for row in rows if row.shadow is not None]
     return SavingsRow(
         key="total",
-        money=Money(sent=sent, full=full) if money else None,
+        money=CostComparison(sent=sent, full=full) if money else None,
         shadow=reduce(add, tried) if tried else None,
         **counted,
     )

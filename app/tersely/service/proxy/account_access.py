@@ -11,17 +11,19 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from tersely.dialects.account_ids import AccountId, brought, cited, find_account_ids, find_named_ids
 from tersely.dialects.account_routes import AllowedRoute, Passthrough, Rule, find_route, rules_for
-from tersely.dialects.dialect import UNCHANGED, Dialect, ReplyReader
+from tersely.dialects.dialect import UNCHANGED, Dialect, Reply
 from tersely.domain.errors import Forbidden, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.messages import Dialect as DialectName
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.proxy.calls import Call, ProxyResponse
+from tersely.service.proxy.client_stream import ClientStream
 from tersely.service.proxy.sending import EVENT_STREAM, JSON
 from tersely.store.db.connection import Database
 from tersely.store.ops import provider_ids
@@ -36,6 +38,8 @@ MAX_IDS = 100_000
 MAX_ID = 512
 # The largest reply that is searched for ids (bytes).
 MAX_READ = 32 * 1024 * 1024
+# A streamed reply has its id within so many bytes.
+ID_WITHIN = 64 * 1024
 # The endings of item types that carry the output of a caller's tool.
 _RESULT = "_output"
 
@@ -177,8 +181,7 @@ class AccountAccess:
                 made = await run_in_thread_if_large(len(answer.body), read, answer.body)
                 await self._remember(call.tenant, made, lists=lists)
         elif kind == EVENT_STREAM:
-            reader = self._dialects[dialect].open_stream(UNCHANGED)
-            answer.chunks = self._watch_stream(call.tenant, answer.chunks, reader, self._dialects[dialect])
+            answer.chunks = self._watch_stream(call.tenant, answer.chunks, self._dialects[dialect])
         elif kind == JSON:
             answer.chunks = self._watch_body(call.tenant, answer.chunks, read, lists=lists)
         return answer
@@ -202,35 +205,26 @@ class AccountAccess:
             _log.warning("ids of a client's choice stay with their tenant: %s", error)
 
     async def _watch_stream(
-        self, tenant: str, chunks: AsyncGenerator[bytes, None], reader: ReplyReader, dialect: Dialect
+        self, tenant: str, chunks: AsyncGenerator[bytes, None], dialect: Dialect
     ) -> AsyncGenerator[bytes, None]:
         """Yield the stream as it comes. Store the id of the reply before the client sees it, and those of its items
         before the end.
         """
-        held, size, first = b"", 0, ""
-        is_read = True
+        stream = ClientStream(dialect, MAX_READ, UNCHANGED)
+        first = ""
         try:
             async for chunk in chunks:
-                size += len(chunk)
-                try:
-                    if is_read and size <= MAX_READ:
-                        reader.feed(chunk)
-                except ValueError:
-                    is_read = False
-                if not first and (first := reader.reply.id):
-                    await self._remember(tenant, [first])
-                if held:
-                    yield held
-                held = chunk
-            if is_read and size <= MAX_READ:
-                reader.close()
-            made = [reader.reply.container]
-            for choice in reader.reply.choices:
-                made += dialect.references.items_by_id(choice.client_message) if dialect.references else ()
-                made += find_named_ids(dialect.name, choice.client_message)
-            await self._remember(tenant, made)
-            if held:
-                yield held
+                async with aclosing(stream.feed_in_parts(chunk)) as parts:
+                    async for part in parts:
+                        if not first and stream.size <= ID_WITHIN and (first := stream.reader.reply_so_far().id):
+                            await self._remember(tenant, [first])
+                        if part:
+                            yield part
+            rest = await stream.end_round()
+            reply = await stream.reply()
+            await self._remember(tenant, await run_in_thread_if_large(stream.size, _made_by_stream, reply, dialect))
+            if rest := rest + stream.close():
+                yield rest
         finally:
             await chunks.aclose()
 
@@ -286,6 +280,15 @@ class AccountAccess:
             self.trust(tenant, unknown)
         except StoreUnavailable as error:
             _log.warning("ids of a reply were not stored as the tenant's: %s", error)
+
+
+def _made_by_stream(reply: Reply, dialect: Dialect) -> list[str]:
+    """Return the ids of a streamed reply and of its items."""
+    made = [reply.id, reply.container]
+    for choice in reply.choices:
+        made += dialect.references.items_by_id(choice.client_message) if dialect.references else ()
+        made += find_named_ids(dialect.name, choice.client_message)
+    return made
 
 
 def _names(named: AccountId) -> tuple[str, ...]:

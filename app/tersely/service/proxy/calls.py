@@ -1,4 +1,4 @@
-"""The values of one proxied call: what came in, what goes back, and what is said about it in headers."""
+"""The values of one proxied call: the request, the response, and Tersely's own headers."""
 
 from __future__ import annotations
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.tool_rounds import FinishedRounds
 from tersely.service.common.offload import LONG_REPLY, finish_in_thread
 from tersely.service.proxy.limited_reader import LimitedReader
-from tersely.service.proxy.sent_call import SentCall
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
 
 # Bytes of short events that are read in one callback of the event loop.
@@ -18,25 +17,32 @@ _PART = 16 * 1024
 _MUCH_WITHHELD = 64 * 1024
 
 
+async def split_into_parts(chunk: bytes) -> AsyncIterator[bytes]:
+    """Yield a chunk part by part, at least one; the event loop serves others between two parts."""
+    for start in range(0, len(chunk) or 1, _PART):
+        if start:
+            await asyncio.sleep(0)
+        yield chunk[start : start + _PART]
+
+
 class ClientStream:
     """Bytes of the host in, bytes for the client out: tags stripped, the end held back, all rounds as one stream.
 
     ``reader`` reads the current round, ``end`` finds the end of it.
     """
 
-    def __init__(self, dialect: Dialect, prepared: SentCall, max_reply: int) -> None:
-        """``max_reply``: how many bytes of a round are read."""
+    def __init__(
+        self, dialect: Dialect, max_reply: int, view: ClientView, *, tools: frozenset[str] = frozenset()
+    ) -> None:
+        """``max_reply``: how many bytes of a round are read. ``tools`` are Tersely's own, whose calls are hidden."""
         self._dialect = dialect
         self._max_reply = max_reply
-        self._rounds = dialect.rounds.open(prepared.tools) if dialect.rounds and prepared.tools else None
+        self._rounds = dialect.rounds.open(tools) if dialect.rounds and tools else None
         self._held = b""
-        self._open_round(prepared)
+        self._open_round(view)
 
-    def _open_round(self, prepared: SentCall) -> None:
-        reader = self._dialect.open_stream(
-            ClientView(tags=prepared.tags, strip_usage=prepared.strip_usage, own_request=prepared.own_request)
-        )
-        self.reader = LimitedReader(reader, self._max_reply)
+    def _open_round(self, view: ClientView) -> None:
+        self.reader = LimitedReader(self._dialect.open_stream(view), self._max_reply)
         self.end = terminal_detector(self._dialect.streaming)
         self._event_size = 0  # bytes of the event that is being read
         self._withheld = 0  # bytes of the round that are held back, or were stripped
@@ -44,7 +50,7 @@ class ClientStream:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the round passed the size limit."""
+        """True if the round passed the size limit."""
         return self.reader.is_cut
 
     @property
@@ -54,7 +60,7 @@ class ClientStream:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether the client has whole events only, so that another event may follow."""
+        """True if the client has whole events only, so that another event may follow."""
         return self._rounds is not None or self.end.is_between_events
 
     async def feed_in_parts(self, chunk: bytes) -> AsyncGenerator[bytes, None]:
@@ -96,11 +102,11 @@ class ClientStream:
         """Return what was read of the round."""
         return await self.reader.reply()
 
-    def next_round(self, prepared: SentCall, finished: FinishedRounds) -> bytes:
+    def next_round(self, view: ClientView, finished: FinishedRounds) -> bytes:
         """Drop the end of the round and begin another. Return the held-back bytes that the client may see."""
         assert self._rounds is not None
         out = self._rounds.next_round(finished)
-        self._open_round(prepared)
+        self._open_round(view)
         return out
 
     def close(self) -> bytes:

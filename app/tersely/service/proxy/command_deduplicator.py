@@ -25,7 +25,7 @@ from tersely.service.recognition.incoming_history import digest
 from tersely.store.db.connection import Database
 from tersely.store.history import sessions
 from tersely.store.ops import commands
-from tersely.store.ops.commands import Claim
+from tersely.store.ops.commands import CommandClaim
 
 _log = logging.getLogger(__name__)
 
@@ -93,18 +93,18 @@ class CommandDeduplicator:
         if not task.cancelled():
             task.exception()  # the client may be gone
 
-    async def _claim(self, tenant: str, session_id: str, identity: bytes, *, is_retry: bool) -> Claim | None:
+    async def _claim(self, tenant: str, session_id: str, identity: bytes, *, is_retry: bool) -> CommandClaim | None:
         now = self._clock()
         since = now - (RETRIED if is_retry else REPEATED)
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
-            mine = Claim(session_id=session_id, digest=identity, last_seq=session.last_seq, started_at=now)
+            mine = CommandClaim(session_id=session_id, digest=identity, last_seq=session.last_seq, started_at=now)
             is_mine = await commands.claim(connection, tenant, mine, until=now + LEASE, since=since, is_retry=is_retry)
         return mine if is_mine else None
 
-    async def _run(self, tenant: str, mine: Claim, work: Work) -> str:
+    async def _run(self, tenant: str, mine: CommandClaim, work: Work) -> str:
         prolonging = asyncio.get_running_loop().create_task(self._prolong(tenant, mine))
         try:
             text = await work()
@@ -120,14 +120,14 @@ class CommandDeduplicator:
             _log.warning("the answer to a command was not stored: %s", error)
         return text
 
-    async def _prolong(self, tenant: str, mine: Claim) -> None:
+    async def _prolong(self, tenant: str, mine: CommandClaim) -> None:
         while True:
             await asyncio.sleep(RENEW)
             with suppress(StoreUnavailable):
                 async with self._database.transaction(tenant, limit=LIMIT) as connection:
                     await commands.prolong(connection, tenant, mine, self._clock() + LEASE)
 
-    async def _release(self, tenant: str, mine: Claim) -> None:
+    async def _release(self, tenant: str, mine: CommandClaim) -> None:
         with suppress(StoreUnavailable):
             async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 await commands.release(connection, tenant, mine)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
 
 from tersely.dialects.dialect import UNCHANGED, Dialect, ErrorDescription, Reply
 from tersely.dialects.headers import Headers, downstream_headers
 from tersely.dialects.wire.sse import DataLines
-from tersely.domain.errors import ShuttingDown, StoreUnavailable
+from tersely.domain.errors import ShuttingDown, StoreUnavailable, UpstreamUnavailable
+from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
@@ -16,16 +22,25 @@ from tersely.service.limits.admission import charge, is_charged
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.call_timer import CallTimer
 from tersely.service.proxy.calls import Call, ContextKind, ContextLabels, ProxyResponse
-from tersely.service.proxy.limited_reader import LimitedReader
+from tersely.service.proxy.client_stream import ClientStream, split_into_parts
 from tersely.service.proxy.sending import EVENT_STREAM, JSON, Sender
 from tersely.service.proxy.stored_responses import restore_client_view
-from tersely.service.proxy.stream_end import iter_until_terminal_event, terminal_detector
+from tersely.service.proxy.stream_end import iter_until_terminal_event
 from tersely.store.db.connection import Database
 from tersely.upstream.client import UpstreamReply
 
 _log = logging.getLogger(__name__)
 
-OnReply = Callable[[Reply], Awaitable[None]]
+
+class ForwardedReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply as the client got it, as far as it could be read. ``cut_off``: how it ended if it is not whole."""
+
+    reply: Reply
+    status: int
+    cut_off: str | None = None
+
+
+OnReply = Callable[[ForwardedReply], Coroutine[Any, Any, None]]
 
 
 class Forwarder:
@@ -54,6 +69,7 @@ class Forwarder:
         self._fail_open = fail_open
         self._heartbeat = heartbeat
         self._max_reply = max_reply
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def forward(
         self,
@@ -66,7 +82,8 @@ class Forwarder:
     ) -> ProxyResponse:
         """Send the client's own bytes and return the host's. Raises `UpstreamUnavailable`.
 
-        ``on_reply`` gets the whole reply before the client sees its end; ``streams``: the request asks for a stream.
+        ``on_reply`` gets a reply that is no error before the client sees its end, or what was read of it if it breaks
+        off. ``streams``: the request asks for a stream.
         ``reply_id`` is set if the client asks for an earlier reply again: the client gets that as it saw it before.
         """
         sent_at = self._timer.now()
@@ -82,7 +99,7 @@ class Forwarder:
         headers = downstream_headers(reply.headers) + labels.headers()
         if not is_data_only:
             headers += [(name, value) for name, value in _lower(reply.headers) if name == "content-length"]
-        chunks = self._relay(call, reply, sent_at, on_reply if reply.status == 200 else None, streams=streams)
+        chunks = self._relay(call, reply, sent_at, on_reply if reply.status < 400 else None, streams=streams)
         return ProxyResponse(
             status=reply.status,
             headers=unbuffered(headers) if reply.content_type == EVENT_STREAM else headers,
@@ -116,14 +133,15 @@ class Forwarder:
     def _charging(self, on_reply: OnReply | None) -> OnReply:
         """Return what counts a reply towards the tenant's limits, and calls ``on_reply``."""
 
-        async def count(reply: Reply) -> None:
+        async def count(forwarded: ForwardedReply) -> None:
+            reply = forwarded.reply
             usage = self._dialect.read_usage(reply.usage)
             price = self._prices.of(reply.model, self._dialect.name)
             sent, cached, output = (max(0, each or 0) for each in (usage.input, usage.cached, usage.output))
             money = None if price is None else price.cost(input_tokens=sent, cached=cached, output=output)
             charge(sent + output, money)
             if on_reply is not None:
-                await on_reply(reply)
+                await on_reply(forwarded)
 
         return count
 
@@ -155,38 +173,64 @@ class Forwarder:
             self._timer.observe(call, sent_at, self._timer.now())
 
     async def _relay_whole(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncGenerator[bytes, None]:
-        """Yield a reply that is not streamed. ``on_reply`` is called before its end, unless it is over the limit."""
+        """Yield a reply that is not streamed. ``on_reply`` is called before its end, or at the size limit."""
         whole: list[bytes] = []
         held = b""
         size = 0
         async for chunk in reply.chunks():
-            size += len(chunk)
+            was_read, size = size <= self._max_reply, size + len(chunk)
             if held:
                 yield held
             held = chunk
-            if size <= self._max_reply:
+            if was_read:
                 whole.append(chunk)
+                if size > self._max_reply:
+                    await on_reply(ForwardedReply(reply=Reply(unread=(b"".join(whole),)), status=reply.status))
+                    whole.clear()
         if size <= self._max_reply:
-            body = b"".join(whole)
-            await on_reply((await run_in_thread_if_large(size, self._dialect.split_reply, body, UNCHANGED))[1])
+            _, found = await run_in_thread_if_large(size, self._dialect.split_reply, b"".join(whole), UNCHANGED)
+            await on_reply(ForwardedReply(reply=found, status=reply.status))
         if held:
             yield held
 
     async def _relay_stream(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncGenerator[bytes, None]:
-        """Yield a stream. ``on_reply`` is called before its end: a client may go on as soon as it has that."""
-        reader = LimitedReader(self._dialect.open_stream(UNCHANGED), self._max_reply)
-        end = terminal_detector(self._dialect.streaming)
-        async for chunk in iter_until_terminal_event(reply, end, self._heartbeat):
-            if not chunk:
-                continue
-            reader.feed(chunk)
-            if out := end.hold_back(chunk):
-                yield out
-        reader.close()
-        if not reader.is_cut:
-            await on_reply(await reader.reply())
-        if end.held:
-            yield end.held
+        """Yield a stream. ``on_reply`` is called before its end, at the size limit, or where the stream breaks off: a
+        client may go on as soon as it has the end.
+        """
+        stream = ClientStream(self._dialect, self._max_reply, UNCHANGED)
+        is_reported = False
+
+        async def report(cut_off: str | None) -> None:
+            nonlocal is_reported
+            if not is_reported:
+                is_reported = True
+                found = await stream.reply()
+                cut_off = cut_off or (None if found.is_complete else BROKE_OFF)
+                await on_reply(ForwardedReply(reply=found, status=reply.status, cut_off=cut_off))
+
+        try:
+            async for chunk in iter_until_terminal_event(reply, stream.end, self._heartbeat):
+                async with aclosing(stream.feed_in_parts(chunk)) as parts:
+                    async for out in parts:
+                        if out:
+                            yield out
+                if stream.is_cut:
+                    await report(BROKE_OFF)
+            rest = await stream.end_round()
+            await report(None)
+        except UpstreamUnavailable:
+            await report(BROKE_OFF)
+            raise
+        except (GeneratorExit, asyncio.CancelledError):
+            self._start(report(CLIENT_LEFT))
+            raise
+        if rest := rest + stream.close():
+            yield rest
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def takes_data_only(dialect: Dialect, reply: UpstreamReply, max_reply: int) -> bool:
@@ -204,8 +248,9 @@ async def data_lines(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[byte
     lines = DataLines()
     try:
         async for chunk in chunks:
-            if out := lines.feed(chunk):
-                yield out
+            async for part in split_into_parts(chunk):
+                if out := lines.feed(part):
+                    yield out
         if out := lines.close():
             yield out
     finally:

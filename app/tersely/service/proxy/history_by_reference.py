@@ -21,7 +21,8 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.stored_messages import read_client_view
 from tersely.service.recognition.incoming_history import IncomingHistory, extend
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, SessionSource
-from tersely.store.commit import reply_ids
+from tersely.store.commit import conversations, reply_ids
+from tersely.store.commit.conversations import ConversationLinks
 from tersely.store.commit.records import HistoryOwner, ReferencedReply
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages, sessions
@@ -35,7 +36,7 @@ _BEFORE = MessageIdentity(digest=b"", is_link=True, starts_turn=False, role="use
 class ReferencedHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The history that a request references: that of ``session`` (None: the session does not exist yet) up to the reply
     ``seq`` (0: there is no reply yet). ``chain`` is the hash of that history, ``rows`` are the session's rows from its
-    cut on.
+    cut on. ``conversation`` is the id of the conversation that the request continues.
     """
 
     session_id: str
@@ -45,11 +46,11 @@ class ReferencedHistory(msgspec.Struct, frozen=True, kw_only=True):
     history_owner: HistoryOwner
     source: SessionSource
     rows: Sequence[TailRow] = ()
-    is_conversation: bool = False
+    conversation: str = ""
 
     @property
     def is_untouched(self) -> bool:
-        """Whether model and client have the same view of the history, all of it."""
+        """True if model and client have the same view of the whole history."""
         return all(row.row.status == "live" and not row.is_hidden for row in self.rows) and (
             self.session is None or self.session.cut == 1
         )
@@ -96,14 +97,18 @@ async def find(connection: Connection, tenant: str, hints: SessionHints) -> Refe
 async def _find_conversation(
     connection: Connection, tenant: str, hints: SessionHints, session_id: str
 ) -> ReferencedHistory:
-    """Find a conversation. The host appends requests and replies to it, so a request continues its newest reply."""
+    """Find a conversation. The host appends requests and replies to it, so a request continues its newest reply, also
+    where a branch has left that since.
+    """
     source: SessionSource = "header" if hints.session_id else "body"
     session = await sessions.get(connection, tenant, session_id)
     owner: HistoryOwner = "host"
     seq, chain, rows = 0, b"", list[TailRow]()
     if session is not None:
         rows = await messages.tail_rows(connection, tenant, session_id, session.cut, last=session.last_seq)
-        seq = _newest_reply(rows)
+        seq = await conversations.last_reply(connection, tenant, session, hints.conversation)
+        if not seq:  # its replies came before conversations were noted, or none did
+            seq = _newest_reply(rows)
         if not seq and session.cut > 1:
             seq = _newest_reply(await messages.all_rows(connection, tenant, session_id, last=session.last_seq))
     if seq:
@@ -117,7 +122,7 @@ async def _find_conversation(
         history_owner=owner,
         source=source,
         rows=rows,
-        is_conversation=True,
+        conversation=hints.conversation,
     )
 
 
@@ -154,12 +159,13 @@ async def resolve_history(
         history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], referenced.seq)
         if history is None:
             return None
-    staying: frozenset[int] = frozenset()
-    if referenced.is_conversation:
+    links = ConversationLinks()
+    if referenced.conversation:
         every = [row.row for row in shown]
-        failed = await messages.failed_links(connection, tenant, session.id, every, calls=session.calls)
-        history = [row for row in history if row.seq not in failed]
-        staying = frozenset(row.seq for row in every if row.is_link and row.seq not in failed)
+        links = await conversations.links_of(
+            connection, tenant, session.id, referenced.conversation, every, calls=session.calls
+        )
+        history = [row for row in history if row.seq not in links.failed]
     kept = await _kept_rows(connection, tenant, session, start)
     earlier = {row.row.seq for row in kept}
     rows = sorted(
@@ -182,7 +188,7 @@ async def resolve_history(
         rows,
         dialect,
         start=start,
-        staying=staying,
+        staying=links.staying,
         **counters,
     )
 
@@ -259,7 +265,8 @@ def _resolve(
             seq=referenced.seq,
             own_indexes=(*indexes[:front], *indexes[front + len(before) :]),
             own_before_reply=front,
-            is_conversation=referenced.is_conversation,
+            is_conversation=bool(referenced.conversation),
+            conversation=referenced.conversation,
         ),
         history_owner=referenced.history_owner,
         unfilled=[index for index in indexes[front : front + len(before)] if decision.placed[index].seq],

@@ -16,7 +16,7 @@ from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.text.tags import TagKinds
 from tersely.service.context.sent_contexts import Description
 from tersely.service.proxy.calls import Call, ContextLabels
-from tersely.service.proxy.live_sessions import AddedMessages, LiveSession, Sums
+from tersely.service.proxy.live_sessions import AddedMessages, ContextSums, LiveSession
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.store.commit.records import RequestWrite
@@ -44,7 +44,7 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def echoes(self) -> int:
-        """How many of the messages of ``history`` were stored before: the reply, where it is one of them."""
+        """The number of messages of ``history`` that were stored before: 1 if the reply is one of them, else 0."""
         return 0 if self.live.deltas is not None else 1
 
 
@@ -63,7 +63,7 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     started: datetime
     decision: Reconciliation
     added: Sequence[Entry]
-    sums: Sums
+    sums: ContextSums
     window: int | None
     is_verbatim: bool
     body: bytes
@@ -108,12 +108,12 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
             self.alarm = None
 
 
-def tokens_before(live: LiveSession, sums: Sums) -> int:
+def tokens_before(live: LiveSession, sums: ContextSums) -> int:
     """Return the tokens of the whole history, as the report of the full path has them."""
     snapshot = live.snapshot
     return snapshot.fixed_tokens + max(snapshot.older_tokens, sums.kept) + sums.tail
 
 
-def tokens_after(live: LiveSession, sums: Sums) -> int:
+def tokens_after(live: LiveSession, sums: ContextSums) -> int:
     """Return the tokens of a context."""
     return live.snapshot.fixed_tokens + sums.head + sums.kept + sums.tail

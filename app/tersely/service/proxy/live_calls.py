@@ -6,7 +6,7 @@ full path prepares, and which leaves a live session behind. Read `LiveCalls.prep
 
 1. find the session by the bytes of the body (`tersely.service.proxy.live_matching`);
 2. decide, and write the body (`tersely.service.proxy.live_preparing`);
-3. when its reply is stored, continue the live session (`tersely.service.proxy.live_keeping`).
+3. when its reply is stored, continue the live session (`tersely.service.proxy.live_session_building`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
 from tersely.service.proxy.calls import Call
-from tersely.service.proxy.exchange_keeping import ExchangeKeeper
+from tersely.service.proxy.durable_writer import DurableWriter
 from tersely.service.proxy.live_call import MISSES, LiveCall, Miss
-from tersely.service.proxy.live_keeping import LiveKeeper
 from tersely.service.proxy.live_matching import LiveMatcher
 from tersely.service.proxy.live_preparing import LivePreparer
+from tersely.service.proxy.live_session_building import LiveSessionBuilder
 from tersely.service.proxy.live_sessions import LiveSession, LiveSessions
 from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.stages import PreparedCall
@@ -46,7 +46,7 @@ class LiveCalls:
         *,
         database: Database,
         lookups: Lookups,
-        exchanges: ExchangeKeeper,
+        exchanges: DurableWriter,
         tails: TailCache,
         calibrations: Calibrations,
         metrics: Metrics,
@@ -58,7 +58,7 @@ class LiveCalls:
         self._database = database
         self._matcher = LiveMatcher(dialect, sessions, database=database, lookups=lookups, exchanges=exchanges)
         self._preparer = LivePreparer(dialect, matcher, calibrations=calibrations, new_id=new_id)
-        self._keeper = LiveKeeper(dialect, owner=id(self), tails=tails, new_id=new_id)
+        self._builder = LiveSessionBuilder(dialect, owner=id(self), tails=tails, new_id=new_id)
         self._metrics = metrics
         self._clock = clock
         self._count = {each: metrics.live_calls.labels(each) for each in ("hit", *MISSES)}
@@ -91,13 +91,13 @@ class LiveCalls:
         be kept.
         """
         if self.is_on and (outcome := write.request_outcome) is not None:
-            self._keep(prepared.call.tenant, outcome.session_id, self._keeper.begin(prepared, write, stored))
+            self._keep(prepared.call.tenant, outcome.session_id, self._builder.begin(prepared, write, stored))
 
     def grow(self, call: LiveCall, write: ReplyWrite, stored: StoredReply | None, checked: tuple[float, int]) -> None:
         """Keep the session of a live call, whose reply has been ``stored`` (None: it waits to be)."""
         live = None
         if stored is not None:
-            live = self._keeper.grow(call, write, stored, checked_at=checked[0], changes=checked[1])
+            live = self._builder.grow(call, write, stored, checked_at=checked[0], changes=checked[1])
         self._keep(call.call.tenant, call.live.session_id, live)
 
     def forget(self, call: LiveCall) -> None:

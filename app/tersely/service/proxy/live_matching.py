@@ -18,7 +18,7 @@ from tersely.domain.history.links import MessageIdentity
 from tersely.domain.messages import Message
 from tersely.service.common.offload import LONG, run_in_thread_if_large
 from tersely.service.proxy.calls import Call
-from tersely.service.proxy.exchange_keeping import ExchangeKeeper
+from tersely.service.proxy.durable_writer import DurableWriter
 from tersely.service.proxy.live_call import Continuation, Miss
 from tersely.service.proxy.live_sessions import DeltaSession, LiveSession, LiveSessions, steady
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
@@ -41,7 +41,7 @@ class LiveMatcher:
         *,
         database: Database,
         lookups: Lookups,
-        exchanges: ExchangeKeeper,
+        exchanges: DurableWriter,
     ) -> None:
         self._dialect = dialect
         self._history = dialect.history

@@ -34,14 +34,14 @@ from tersely.service.proxy.live_call import Continuation, LiveCall, Miss, tokens
 from tersely.service.proxy.live_deltas import append_delta, build_whole, entries_of_delta, match_of_delta
 from tersely.service.proxy.live_frames import count_volatile
 from tersely.service.proxy.live_matching import hit_of
-from tersely.service.proxy.live_sessions import AddedMessages, LiveSession, Sums, VolatileMessage
+from tersely.service.proxy.live_sessions import AddedMessages, ContextSums, LiveSession, VolatileMessage
 from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, SessionSource, continued
 from tersely.store.commit.records import RequestWrite, WholeRequest
 from tersely.store.history.artifacts import spilled
-from tersely.strategies.epochs.policies import Keep, TokenSums
+from tersely.strategies.epochs.policies import ContinueEpoch, TokenSums
 from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Full, Trim, strategy_name
 from tersely.strategies.reduction.shortening import shortens
@@ -246,7 +246,7 @@ class LivePreparer:
             budget=budget,
             loaded=History(
                 snapshot=snapshot,
-                advance=None,
+                epoch_start=None,
                 epoch_inputs=EpochInputs(),
                 is_verbatim=call.is_verbatim,
                 instructions=() if live.deltas is None else live.deltas.instructions,
@@ -278,9 +278,9 @@ class LivePreparer:
         return request, arrival, replace(match, source=_source(found.live))
 
 
-def _may_show_others(live: LiveSession, sums: Sums, added: Sequence[Entry]) -> bool:
-    """Whether the strategy may show something else than the messages: less of them, memos with a question, or a request
-    to answer now.
+def _may_show_others(live: LiveSession, sums: ContextSums, added: Sequence[Entry]) -> bool:
+    """Return whether the strategy may show something else than the messages: fewer of them, memos with a question, or a
+    request to answer now.
     """
     strategy, epoch = live.config.strategy, live.snapshot.epoch
     if epoch is not None and epoch.tiers and shortens(epoch, added):
@@ -325,8 +325,10 @@ def whole_snapshot(found: Continuation, added: Sequence[Entry], window: int | No
     return replace(before, entries=(*known, *found.revised, *added), window=window)
 
 
-def _keeps_epoch(found: Continuation, sums: Sums, added: Sequence[Entry], window: int | None, now: datetime) -> bool:
-    """Whether the full path would keep the epoch. The messages are looked at only where their sums do not tell."""
+def _keeps_epoch(
+    found: Continuation, sums: ContextSums, added: Sequence[Entry], window: int | None, now: datetime
+) -> bool:
+    """Return whether the full path would keep the epoch. Read the messages only where their sums do not decide it."""
     config, snapshot = found.live.config, found.live.snapshot
     if window != snapshot.window:
         snapshot = replace(snapshot, window=window)
@@ -340,4 +342,4 @@ def _keeps_epoch(found: Continuation, sums: Sums, added: Sequence[Entry], window
     ):
         return True
     whole = whole_snapshot(found, added, window)
-    return isinstance(decide(whole, strategy=config.strategy, policy=config.policy, now=now), Keep)
+    return isinstance(decide(whole, strategy=config.strategy, policy=config.policy, now=now), ContinueEpoch)

@@ -38,7 +38,7 @@ LARGEST_PART = 8
 KEY_BYTES = 64
 
 
-class Sums(msgspec.Struct, frozen=True, gc=False):
+class ContextSums(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
     ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
     (``questions``). ``steps`` counts the replies in the tail. ``widest``: see `surely_keeps`; None: not known.
@@ -51,7 +51,7 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
     steps: int
     widest: int | None
 
-    def with_added(self, added: Sequence[Entry], *, turn: int) -> Sums:
+    def with_added(self, added: Sequence[Entry], *, turn: int) -> ContextSums:
         """Return the sums with entries of a reply and what follows it; ``turn`` was the running one before them."""
         running = added[-1].turn
         tokens = steps = 0
@@ -64,7 +64,7 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
             elif role == "user" and entry.turn == running and entry.message.starts_turn:
                 questions += entry.tokens
         widest = None if self.widest is None else max(self.widest, tokens)
-        return Sums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, widest)
+        return ContextSums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, widest)
 
 
 class VolatileMessage(msgspec.Struct, frozen=True, gc=False):
@@ -143,7 +143,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     last_question: Message | None
     config: ContextConfig
     snapshot: Snapshot
-    sums: Sums
+    sums: ContextSums
     is_verbatim: bool
     is_whole: bool
     shown_kinds: TagKinds
@@ -166,7 +166,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
 
     @property
     def is_named(self) -> bool:
-        """Whether its calls name the session in Tersely's own header."""
+        """True if its calls name the session in Tersely's own header."""
         return self.options.session_id is not None
 
     @property
@@ -213,7 +213,7 @@ class LiveSessions:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
+        """True if live sessions are kept."""
         return self._budget > 0
 
     @property

@@ -26,7 +26,7 @@ from msgspec import structs
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.command_traces import command_in
-from tersely.dialects.dialect import Dialect, Reply, Request
+from tersely.dialects.dialect import Dialect, Request
 from tersely.dialects.headers import CREDENTIALS, downstream_headers
 from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
 from tersely.domain.errors import StoreUnavailable, UpstreamUnavailable
@@ -49,8 +49,8 @@ from tersely.service.proxy.call_timer import CallTimer
 from tersely.service.proxy.calls import Call, ContextKind, ProxyResponse
 from tersely.service.proxy.chat_commands import ChatCommands
 from tersely.service.proxy.context_building import ContextBuilder
-from tersely.service.proxy.exchange_keeping import ExchangeKeeper
-from tersely.service.proxy.forwarding import Forwarder, data_lines, takes_data_only, unbuffered
+from tersely.service.proxy.durable_writer import DurableWriter
+from tersely.service.proxy.forwarding import ForwardedReply, Forwarder, data_lines, takes_data_only, unbuffered
 from tersely.service.proxy.item_references import with_items
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
@@ -120,7 +120,7 @@ class SharedServices(msgspec.Struct, frozen=True, kw_only=True):
     summarizer: Summarizer
     retriever: Retriever
     tools: Tools
-    exchanges: ExchangeKeeper
+    exchanges: DurableWriter
     live: LiveSessions
     prices: Prices
     clock: Callable[[], datetime]
@@ -165,8 +165,35 @@ class Proxy:
             parse_cache=self._parse_cache,
             retriever=shared.retriever,
         )
-        self._live = LiveCalls(
+        self._live = self._build_live_calls(lookups)
+        self._contexts = ContextBuilder(dialect, call_config, shared.database)
+        self._requests = RequestBuilder(dialect, fixed_tokens=fixed_tokens, new_id=shared.new_id)
+        self._sender = Sender(
             dialect,
+            upstream,
+            key=config.key,
+            heartbeat=config.heartbeat,
+            max_reply=config.max_reply,
+        )
+        self._recorder = self._build_recorder()
+        self._round_steps = RoundSteps(
+            dialect=dialect,
+            recorder=self._recorder,
+            tool_calls=ToolCalls(dialect, shared.tools, shared.metrics),
+            timer=self._timer,
+            next_round=self._send_next_round,
+            heartbeat=config.heartbeat,
+            max_reply=config.max_reply,
+        )
+        self._forwarder = self._build_forwarder()
+        self._side_calls = SideCalls(
+            dialect=dialect, database=shared.database, parse_cache=self._parse_cache, clock=shared.clock
+        )
+
+    def _build_live_calls(self, lookups: Lookups) -> LiveCalls:
+        shared = self._shared
+        return LiveCalls(
+            self._dialect,
             shared.live,
             self._sessions,
             database=shared.database,
@@ -178,17 +205,11 @@ class Proxy:
             clock=shared.clock,
             new_id=shared.new_id,
         )
-        self._contexts = ContextBuilder(dialect, call_config, shared.database)
-        self._requests = RequestBuilder(dialect, fixed_tokens=fixed_tokens, new_id=shared.new_id)
-        self._sender = Sender(
-            dialect,
-            upstream,
-            key=config.key,
-            heartbeat=config.heartbeat,
-            max_reply=config.max_reply,
-        )
-        self._recorder = Recorder(
-            dialect=dialect,
+
+    def _build_recorder(self) -> Recorder:
+        shared = self._shared
+        return Recorder(
+            dialect=self._dialect,
             writer=shared.writer,
             calibrations=shared.calibrations,
             metrics=shared.metrics,
@@ -196,33 +217,23 @@ class Proxy:
             prices=shared.prices,
             clock=shared.clock,
             new_id=shared.new_id,
-            on_ids=config.on_ids,
-            known=KnownSessions(config.known_contexts),
+            on_ids=self._config.on_ids,
+            known=KnownSessions(self._config.known_contexts),
             on_stored=self._on_stored,
             live=self._live,
         )
-        self._round_steps = RoundSteps(
-            dialect=dialect,
-            recorder=self._recorder,
-            tool_calls=ToolCalls(dialect, shared.tools, shared.metrics),
-            timer=self._timer,
-            next_round=self._send_next_round,
-            heartbeat=config.heartbeat,
-            max_reply=config.max_reply,
-        )
-        self._forwarder = Forwarder(
-            dialect,
+
+    def _build_forwarder(self) -> Forwarder:
+        return Forwarder(
+            self._dialect,
             self._sender,
             self._timer,
-            database=shared.database,
-            metrics=shared.metrics,
-            prices=shared.prices,
-            fail_open=config.fail_open,
-            heartbeat=config.heartbeat,
-            max_reply=config.max_reply,
-        )
-        self._side_calls = SideCalls(
-            dialect=dialect, database=shared.database, parse_cache=self._parse_cache, clock=shared.clock
+            database=self._shared.database,
+            metrics=self._shared.metrics,
+            prices=self._shared.prices,
+            fail_open=self._config.fail_open,
+            heartbeat=self._config.heartbeat,
+            max_reply=self._config.max_reply,
         )
 
     @property
@@ -514,7 +525,7 @@ class Proxy:
             strategy,
             History(
                 snapshot=whole_snapshot(sent.found, sent.added, sent.window),
-                advance=None,
+                epoch_start=None,
                 epoch_inputs=EpochInputs(),
                 is_verbatim=sent.is_verbatim,
             ),
@@ -536,9 +547,11 @@ class Proxy:
             trace.describe(model=request.model)
         note_side_call(kind, searchable_text(request.messages[-1]) if request.messages else "")
 
-        async def remember(reply: Reply) -> None:
+        async def remember(forwarded: ForwardedReply) -> None:
+            if forwarded.status != 200 or forwarded.cut_off is not None:
+                return
             try:
-                await self._side_calls.remember(call, request, reply)
+                await self._side_calls.remember(call, request, forwarded.reply)
             except StoreUnavailable as error:
                 _log.warning("a client's summary was not stored: %s", error)
 
@@ -564,11 +577,11 @@ class Proxy:
         self._metrics.fail_open.labels("read").inc()
         _log.warning("forwarding without the store: %s", reason)
 
-        async def spool(reply: Reply) -> None:
-            if reply.error or not reply.choices:
+        async def spool(forwarded: ForwardedReply) -> None:
+            if not (forwarded.reply.choices or forwarded.reply.unread):
                 return
             try:
-                await self._recorder.spool(incoming, reply, 200)
+                await self._recorder.spool(incoming, forwarded)
             except StoreUnavailable as error:
                 self._metrics.fail_open.labels("write").inc()
                 _log.warning("a call that was forwarded without the store could not be spooled: %s", error)

@@ -36,7 +36,8 @@ from tersely.service.context.sent_contexts import (
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.call_counter import CallCounter
 from tersely.service.proxy.call_reports import CallReports, credible_count, storable_name
-from tersely.service.proxy.exchange_keeping import ExchangeKeeper
+from tersely.service.proxy.durable_writer import DurableWriter
+from tersely.service.proxy.forwarding import ForwardedReply
 from tersely.service.proxy.limited_reader import LimitedReader
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
@@ -84,7 +85,7 @@ class Recorder:
         writer: Writer,
         calibrations: Calibrations,
         metrics: Metrics,
-        exchanges: ExchangeKeeper,
+        exchanges: DurableWriter,
         prices: Prices,
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
@@ -352,71 +353,84 @@ class Recorder:
         except (StoreUnavailable, NotFound) as error:
             _log.warning("an incomplete reply was not stored: %s", error)
 
-    async def spool(self, incoming: IncomingCall, reply: Reply, status: int) -> None:
+    async def spool(self, incoming: IncomingCall, forwarded: ForwardedReply) -> None:
         """Return when a call that was made without the store is in the spool. Raises `StoreUnavailable`.
 
         The request must carry its whole history.
         """
+        counts = await tokens.count_messages(incoming.history.messages, incoming.request.model)
+        size = _size_of(forwarded.reply) + sum(len(each.raw) for each in incoming.history.messages)
+        await self._exchanges.spool(
+            await run_in_thread_if_large(size, self._exchange_of, incoming, forwarded, counts, self._clock())
+        )
+
+    def _exchange_of(
+        self, incoming: IncomingCall, forwarded: ForwardedReply, counts: list[int], now: datetime
+    ) -> Exchange:
+        """Return the exchange of a call that was made without the store. O(size of request and reply)."""
+        reply, cut_off = forwarded.reply, forwarded.cut_off
         call, request, history, hints = incoming.call, incoming.request, incoming.history, incoming.hints
-        usage = self._dialect.read_usage(reply.usage)
-        counts = await tokens.count_messages(history.messages, request.model)
-        total = sum(counts)
         tools = tokens.content_digest(request.tools) if request.tools else None
-        report = CallReport(
-            model=storable_name(request.model),
+        exchange_id = self._new_id()
+        return Exchange(
+            id=exchange_id,
+            tenant=call.tenant,
+            dialect=self._dialect.name,
+            session_id=exchange_id,
+            own_id=hints.session_id,
+            client=hints.client,
+            create=None,
+            mode="full",
+            incoming=list(history.identities),
+            raws=[message.raw for message in history.messages],
+            tokens=counts,
+            decision=None,
+            version=None,
+            attributes=[Attribute(digest=tools, kind="tools", raw=request.tools)] if tools else [],
+            open_chain=history.head_chain if not history.reply_chains() else None,
+            hidden_parts={},
+            referenced=None,
+            replaces_instructions=False,
+            strategy=compact_setting(call.options.strategy),
+            epoch_policy=compact_setting(call.options.epoch),
+            key=hints.key,
+            key_digest=history.question_digest if hints.key is not None else b"",
+            outcome=None,
+            replies=self._records.choices(
+                call.tenant,
+                request,
+                reply,
+                head_chain=history.head_chain,
+                prefill=history.prefill,
+                is_whole=cut_off is None,
+                cut_off=cut_off or BROKE_OFF,
+                history_owner="both" if request.is_stored else "tersely",
+            ),
+            report=self._report_unchanged(incoming, reply, forwarded.status, tools=tools, tokens_sent=sum(counts)),
+            epoch=None,
+            requested_at=incoming.started,
+            started_at=incoming.started,
+            answered_at=now,
+        )
+
+    def _report_unchanged(
+        self, incoming: IncomingCall, reply: Reply, status: int, *, tools: bytes | None, tokens_sent: int
+    ) -> CallReport:
+        """Report a call that was sent as its client wrote it. ``tools``: the digest of its tools."""
+        usage = self._dialect.read_usage(reply.usage)
+        return CallReport(
+            model=storable_name(incoming.request.model),
             strategy=FULL,
             epoch=0,
             cut=1,
             tools=tools,
-            tokens_before=total,
-            tokens_after=total,
+            tokens_before=tokens_sent,
+            tokens_after=tokens_sent,
             input_tokens=credible_count(usage.input),
             cached_tokens=credible_count(usage.cached),
             output_tokens=credible_count(usage.output),
             status=status,
-            host=call.host,
-        )
-        exchange_id = self._new_id()
-        await self._exchanges.spool(
-            Exchange(
-                id=exchange_id,
-                tenant=call.tenant,
-                dialect=self._dialect.name,
-                session_id=exchange_id,
-                own_id=hints.session_id,
-                client=hints.client,
-                create=None,
-                mode="full",
-                incoming=list(history.identities),
-                raws=[message.raw for message in history.messages],
-                tokens=counts,
-                decision=None,
-                version=None,
-                attributes=[Attribute(digest=tools, kind="tools", raw=request.tools)] if tools else [],
-                open_chain=history.head_chain if not history.reply_chains() else None,
-                hidden_parts={},
-                referenced=None,
-                replaces_instructions=False,
-                strategy=compact_setting(call.options.strategy),
-                epoch_policy=compact_setting(call.options.epoch),
-                key=hints.key,
-                key_digest=history.question_digest if hints.key is not None else b"",
-                outcome=None,
-                replies=self._records.choices(
-                    call.tenant,
-                    request,
-                    reply,
-                    head_chain=history.head_chain,
-                    prefill=history.prefill,
-                    is_whole=True,
-                    history_owner="both" if request.is_stored else "tersely",
-                ),
-                report=report,
-                epoch=None,
-                requested_at=incoming.started,
-                started_at=incoming.started,
-                answered_at=self._clock(),
-            )
+            host=incoming.call.host,
         )
 
     def not_stored_event(self, error: TerselyError) -> bytes:
@@ -524,7 +538,6 @@ class Recorder:
         """Return the reply for the store, and the call with the description of the body that was sent last."""
         request = prepared.record
         assert request is not None
-        report = prepared.built.context.report if prepared.built else None
         late: tuple[Attribute, ...] = ()
         if not _is_described(prepared):
             # Another body was sent than the one described first: a smaller one, or a further round.
@@ -532,22 +545,6 @@ class Recorder:
             prepared = structs.replace(prepared, record=request)
             literals = request.description.literals if request.description else ()
             late = tuple(set(literals) - set(request.write.attributes))
-        description = request.description
-        whole, shown = (report.tokens_before, report.tokens_after) if report else (0, 0)
-        new = sum(request.write.tokens) if prepared.match.session else whole
-        call_report = self._reports.report(
-            prepared,
-            reply,
-            status,
-            sent=description.sent if description else None,
-            client=prepared.client,
-            epoch=report.epoch if report else 0,
-            cut=report.cut if report else 1,
-            tools=_digest_of_tools(prepared),
-            tokens_before=whole,
-            tokens_after=shown,
-            tokens_new=new,
-        )
         replies = self._records.choices(
             prepared.call.tenant,
             prepared.request,
@@ -569,7 +566,7 @@ class Recorder:
         write = ReplyWrite(
             request=request.write,
             replies=replies,
-            report=call_report,
+            report=self._report(prepared, request, reply, status),
             started=prepared.started,
             now=now,
             # A reply without content is not stored, but the model was sent this context all the same.
@@ -578,6 +575,24 @@ class Recorder:
             request_stored=request.stored,
         )
         return prepared, write
+
+    def _report(self, prepared: PreparedCall, request: RequestRecord, reply: Reply, status: int | None) -> CallReport:
+        """Report a call of the full path by its context. Without one nothing was counted."""
+        report = prepared.built.context.report if prepared.built else None
+        before = report.tokens_before if report else 0
+        return self._reports.report(
+            prepared,
+            reply,
+            status,
+            sent=request.description.sent if request.description else None,
+            client=prepared.client,
+            epoch=report.epoch if report else 0,
+            cut=report.cut if report else 1,
+            tools=_digest_of_tools(prepared),
+            tokens_before=before,
+            tokens_after=report.tokens_after if report else 0,
+            tokens_new=sum(request.write.tokens) if prepared.match.session else before,
+        )
 
     def _derive_entry(self, prepared: PreparedCall, reply: Message, now: datetime) -> list[tuple[str, str]]:
         """Derive a log entry without a model, for a turn whose reply carried none."""

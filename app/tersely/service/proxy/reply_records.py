@@ -56,6 +56,7 @@ class ReplyRecords:
         """
         found: list[NewReply] = []
         joined: list[NewReply] = []
+        prefill = prefill if self._dialect.continues_prefill else None
         reply_id = self._id_of(reply)
         for choice in reply.choices:
             client = self._dialect.read_reply(choice.client_message)
@@ -64,15 +65,13 @@ class ReplyRecords:
             if not model.parts:
                 continue
             model_raw: bytes | None = choice.model_message
-            if client.is_malformed or model.is_malformed or model.role != "assistant":
+            is_malformed = client.is_malformed or model.is_malformed
+            if is_malformed or model.role != "assistant":
                 model_raw = self._as_described(model)
             identity_of_reply, _ = digest(client)
             finish = storable_name(choice.finish_reason) or (None if is_whole else cut_off)
             is_named = (request.is_stored or self._on_ids is not None) and not client.is_malformed
-            items = self._items_of(choice.client_message) if is_named else ()
-            if self._on_ids is not None and not client.is_malformed:
-                items = (*items, *self._named_ids(choice.client_message), *filter(_is_usable, (reply.container,)))
-                self._on_ids(tenant, [name for name in (reply_id, *items) if name])
+            items = self._note_ids(tenant, reply_id, reply.container, choice.client_message) if is_named else ()
             terse = [(text, "model") for text in choice.terse]
             if not terse and is_whole and not found and not model.calls and model_raw is not None:
                 terse = derive(model)
@@ -94,11 +93,7 @@ class ReplyRecords:
                     is_text_only=bool(request.tools) and not client.calls,
                 )
             )
-            if (
-                prefill is not None
-                and self._dialect.continues_prefill
-                and not (client.is_malformed or model.is_malformed)
-            ):
+            if prefill is not None and not is_malformed:
                 joined.append(self._with_prefill(found[-1], prefill, request.model))
         found += joined
         if reply.unread:
@@ -152,14 +147,17 @@ class ReplyRecords:
         """Return the id by which the client may continue from a reply; empty if there is none."""
         return reply.id if self._dialect.lacks_history is not None and _is_usable(reply.id) else ""
 
-    def _items_of(self, message: bytes) -> tuple[str, ...]:
-        """Return the ids by which the client may reference items of a reply."""
+    def _note_ids(self, tenant: str, reply_id: str, container: str, message: bytes) -> tuple[str, ...]:
+        """Return the ids by which the client may reference items of a reply, and report them where tenants share an
+        account: then with those of the other objects that the reply created.
+        """
         references = self._dialect.references
-        return tuple(filter(_is_usable, references.items_by_id(message))) if references is not None else ()
-
-    def _named_ids(self, message: bytes) -> tuple[str, ...]:
-        """Return the ids of other objects that a reply created, which the client may reference."""
-        return tuple(filter(_is_usable, find_named_ids(self._dialect.name, message)))
+        names = references.items_by_id(message) if references is not None else ()
+        if self._on_ids is None:
+            return tuple(filter(_is_usable, names))
+        items = tuple(filter(_is_usable, (*names, *find_named_ids(self._dialect.name, message), container)))
+        self._on_ids(tenant, [name for name in (reply_id, *items) if name])
+        return items
 
     def as_input(self, reply: NewReply) -> NewReply:
         """Return a reply of several rounds in the form in which the model is sent it again."""

@@ -150,7 +150,9 @@ class StreamRelay:
         self._status = started.reply.status
         self._has_events = started.reply.content_type == EVENT_STREAM
         self._transcript = RoundTranscript(dialect=steps.dialect, tools=started.prepared.tools)
-        self._stream = ClientStream(steps.dialect, started.prepared, steps.max_reply)
+        self._stream = ClientStream(
+            steps.dialect, steps.max_reply, _client_view(started.prepared), tools=started.prepared.tools
+        )
         self._is_committed = False
         self._ended_at = started.sent_at
 
@@ -209,7 +211,7 @@ class StreamRelay:
                 await self._commit(reply, results)
                 break
             self._transcript = transcript = self._transcript.with_round(reply, results)
-            if out := stream.next_round(self._prepared, transcript.finished):
+            if out := stream.next_round(_client_view(self._prepared), transcript.finished):
                 yield out
             asking = asyncio.get_running_loop().create_task(steps.next_round(self._prepared, transcript))
             async for beat in self._heartbeats(asking):
@@ -265,7 +267,7 @@ class StreamRelay:
         combined = await run_in_thread_if_large(size, self._transcript.combine, reply, results)
         self._is_committed = True
         await self._steps.recorder.commit(
-            self._prepared, combined.reply, self._status, is_whole=_is_complete(reply), hidden=combined.hidden
+            self._prepared, combined.reply, self._status, is_whole=reply.is_complete, hidden=combined.hidden
         )
 
     async def _commit_partial(self) -> None:
@@ -301,9 +303,8 @@ def _has_whole_calls(reply: Reply) -> bool:
     return (reply.is_done or bool(finish)) and finish not in CUT_OFF
 
 
-def _is_complete(reply: Reply) -> bool:
-    """Return whether a streamed reply ended by its protocol."""
-    return not reply.error and (reply.is_done or all(choice.finish_reason for choice in reply.choices))
+def _client_view(prepared: SentCall) -> ClientView:
+    return ClientView(tags=prepared.tags, strip_usage=prepared.strip_usage, own_request=prepared.own_request)
 
 
 def _error_on_one_line(body: bytes) -> bytes:

@@ -142,19 +142,7 @@ class RequestBuilder:
         is_verbatim = is_verbatim and not request.references_history
         if is_verbatim and not (asks_usage or offers or round_messages):
             return _UpstreamBody(body=call.body)
-        if is_verbatim:
-            rendered = RenderedMessages(
-                messages=[message.raw for message in matched.history.messages],
-                sources=own_sources(matched.history, matched.match),
-            )
-        else:
-            rendered = render_messages(built.context, self._dialect, matched.loaded, matched.history, matched.match)
-        # The messages of earlier rounds end the tail.
-        rendered = structs.replace(
-            rendered,
-            messages=[*rendered.messages, *round_messages],
-            sources=[*rendered.sources, *(MessageSource(raw, 0, ADDED, "tool_round") for raw in round_messages)],
-        )
+        rendered = self._render(matched, built, round_messages, is_verbatim=is_verbatim)
         # Only the client sets cache breakpoints in a prompt that is its own throughout the epoch: its messages may be
         # sent unchanged at any call.
         is_own = instructions is None and not all_offers and built.context.epoch.cut == 1
@@ -178,6 +166,23 @@ class RequestBuilder:
             strip_usage=asks_usage,
             tools=frozenset(offer.name for offer in offers),
             sources=rendered.sources,
+        )
+
+    def _render(
+        self, matched: MatchedCall, built: BuiltContext, round_messages: Sequence[bytes], *, is_verbatim: bool
+    ) -> RenderedMessages:
+        """Write the messages of a context, or take the client's own, and behind them those of earlier rounds."""
+        if is_verbatim:
+            rendered = RenderedMessages(
+                messages=[message.raw for message in matched.history.messages],
+                sources=own_sources(matched.history, matched.match),
+            )
+        else:
+            rendered = render_messages(built.context, self._dialect, matched.loaded, matched.history, matched.match)
+        return structs.replace(
+            rendered,
+            messages=[*rendered.messages, *round_messages],
+            sources=[*rendered.sources, *(MessageSource(raw, 0, ADDED, "tool_round") for raw in round_messages)],
         )
 
     def _request_write(self, matched: MatchedCall, context: CallContext) -> RequestWrite:

@@ -68,7 +68,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_full(self) -> bool:
-        """Whether the model may call no tool any more."""
+        """True if the model may call no further tool."""
         return self.rounds >= MAX_ROUNDS
 
     @property
@@ -92,7 +92,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         return [call for call in calls if call.id not in clients], bool(clients)
 
     def _may_call(self, reply: Reply) -> bool:
-        """Whether a reply may call one of Tersely's tools: their names have no characters that JSON must escape."""
+        """Return whether a reply may call one of Tersely's tools. JSON escapes no character of their names."""
         message = reply.choices[0].model_message if reply.choices else b""
         return b"\\u" in message or any(name.encode() in message for name in self.tools)
 

@@ -26,7 +26,7 @@ from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall
 from tersely.store.db.connection import Connection, Database
 from tersely.strategies.presets import Full
 
-_NOT_LOADED = History(snapshot=Snapshot(entries=()), advance=None, epoch_inputs=EpochInputs(), is_verbatim=False)
+_NOT_LOADED = History(snapshot=Snapshot(entries=()), epoch_start=None, epoch_inputs=EpochInputs(), is_verbatim=False)
 
 
 class ServerSideHistory:

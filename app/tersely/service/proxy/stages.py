@@ -23,7 +23,7 @@ from tersely.service.proxy.history_by_reference import ResolvedHistory
 from tersely.service.proxy.live_sessions import AddedMessages, LiveSession
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
-from tersely.store.commit.records import HistoryOwner, Outcome, RequestWrite, result_of
+from tersely.store.commit.records import HistoryOwner, RequestOutcome, RequestWrite, result_of
 
 
 class IncomingCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,16 +77,16 @@ class MatchedCall(IncomingCall, frozen=True, kw_only=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A request on its way into the store. ``write`` is what is stored, ``description`` tells what the model was sent
-    (None: that could not be described), ``stored`` is done when the request is on disk.
+    """A request on its way into the store. ``write`` is what is stored, ``description`` the context that the
+    model was sent (None: it could not be described), ``stored`` is done when the request is on disk.
     """
 
     write: RequestWrite
     description: Description | None
-    stored: asyncio.Future[Outcome]
+    stored: asyncio.Future[RequestOutcome]
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RequestOutcome | None:
         """The outcome of the write; None as long as it is not on disk."""
         return result_of(self.stored)
 

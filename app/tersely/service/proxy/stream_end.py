@@ -41,7 +41,7 @@ def terminal_detector(streaming: StreamEvents) -> StreamEnd:
 
 
 class StreamEnd:
-    """Holds back the last event of a stream, and tells whether another event may be inserted.
+    """Holds back the last event of a stream, and knows whether another event may be inserted.
 
     The mark of the last event is at the beginning of a line. JSON contains no line ends, so a reply that quotes the
     mark is not mistaken for the end.
@@ -101,7 +101,7 @@ class StreamEnd:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether what was forwarded ends with a whole event."""
+        """True if the forwarded bytes end with a whole event."""
         return not self.held and self._tail.endswith(_EVENT_ENDS)
 
 

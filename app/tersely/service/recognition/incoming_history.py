@@ -16,6 +16,9 @@ from tersely.domain.messages import Message, Reasoning, Text
 NEWEST = 8
 # Shorter replies ("OK", "Done.") occur in many sessions and identify none.
 MIN_REPLY = 20
+# A client's summary is one of so many first messages, or of so many last ones before the first reply.
+FIRST = 4
+LAST = 64
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +52,7 @@ class IncomingHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_replies(self) -> bool:
-        """Whether a link of the history is an assistant message."""
+        """True if a link of the history is an assistant message."""
         return any(self.identities[index].role == "assistant" for index in self.links)
 
     @property
@@ -110,13 +113,21 @@ class IncomingHistory(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def summaries(self) -> list[bytes]:
-        """Return anchors of possible client-written summaries, from the first messages of the history.
+        """Return anchors of possible client-written summaries, from messages near the beginning of the history.
 
-        Codex puts its summary after all user messages.
+        Most clients begin with their summary. Codex puts it after all user messages that came before.
         """
+        return [anchor for message in self._summary_candidates() for anchor in summary_anchors(message)]
+
+    @property
+    def summary_size(self) -> int:
+        """Return how many bytes `summaries` reads."""
+        return sum(len(message.raw) for message in self._summary_candidates())
+
+    def _summary_candidates(self) -> Sequence[Message]:
         roles = [message.role for message in self.messages]
         first = roles.index("assistant") if "assistant" in roles else len(roles)
-        return [anchor for message in self.messages[: max(4, first)] for anchor in summary_anchors(message)]
+        return [*self.messages[:FIRST], *self.messages[max(FIRST, first - LAST) : first]]
 
     def is_framed_summary(self, index: int) -> bool:
         """Return whether in this message the client wraps a summary of its own."""

@@ -343,7 +343,7 @@ async def _by_lineage(
             session = await sessions.find_by_reply(connection, tenant, replies, client.id)
         if session is not None:
             return await _compare_with_stored(connection, tenant, incoming, session, source, None)
-    if summaries := incoming.summaries():
+    if summaries := await run_in_thread_if_large(incoming.summary_size, incoming.summaries):
         by = clients.requester_id(hints.headers, client)
         session = await sessions.find_by_side_reply(connection, tenant, summaries, now - SUMMARY_WITHIN, by)
         if session is not None:

@@ -25,7 +25,7 @@ from tersely.service.proxy.calls import Call, CallOptions
 from tersely.service.proxy.proxy import Proxy
 from tersely.service.replays.recorded_host import RecordedHost
 from tersely.service.sessions.sessions import SessionChange, Sessions
-from tersely.store.history.session_lists import Narrowing
+from tersely.store.history.session_lists import SessionFilter
 from tersely.transcripts.conversations import BadTranscript, Conversation, RecordedCall, ReplyForm, Transcript
 from tersely.transcripts.files import load_transcript
 from tersely.transcripts.recordings import going_on_from
@@ -53,7 +53,7 @@ ProxyFactory = Callable[[DialectName, Upstream, Callable[[], datetime]], Proxy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How to play a transcript. Empty strings stand for the service's configuration, and for the transcript's model."""
+    """The options of a replay. Empty strings stand for the service's configuration, and for the transcript's model."""
 
     strategy: str = ""
     epoch: str = ""
@@ -174,7 +174,7 @@ class Replays:
 
     async def _make_room(self, tenant: str, *, recordings: bool) -> None:
         """Delete the oldest replays. A recording would continue the sessions of an earlier replay: delete these too."""
-        found, _ = await self._sessions.page(tenant, Narrowing(), sort="created", after=None, limit=200)
+        found, _ = await self._sessions.page(tenant, SessionFilter(), sort="created", after=None, limit=200)
         old = found[KEPT - 1 :]
         if recordings:
             old = [each for each in found if each in old or each.session.metadata in (b"", b"{}", b"null")]

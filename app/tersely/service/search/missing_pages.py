@@ -22,7 +22,7 @@ async def make_missing_pages(
     session_id: str,
     *,
     find_missing: FindMissing,
-    make: Callable[[int, Sequence[pages.Content]], Page],
+    make: Callable[[int, Sequence[pages.MessageColumns]], Page],
     add: Callable[[Connection, str, str, Sequence[tuple[int, Page]]], Awaitable[None]],
     at_once: int,
     limit: float,

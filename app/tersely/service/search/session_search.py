@@ -86,7 +86,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class LookupResult:
     """A lookup's result: the document's ``text``, the same as values, and whether something was left out."""
 
     text: str
@@ -131,7 +131,7 @@ class Searcher:
         other._bounds = bounds  # noqa: SLF001 it is one of us
         return other
 
-    async def search(self, tenant: str, session_id: str, lookup: Lookup) -> Findings:
+    async def search(self, tenant: str, session_id: str, lookup: Lookup) -> LookupResult:
         """Raises `NotFound` for a session that is not there."""
         with self._metrics.search_seconds.labels(_mode(lookup)).time():
             if isinstance(lookup, TextSearch):
@@ -202,10 +202,10 @@ class Searcher:
 
     async def _overview(
         self, tenant: str, session: Session, lookup: OverviewSearch, order: MessageNumbers, hidden: frozenset[int]
-    ) -> Findings:
+    ) -> LookupResult:
         """Return the turns that cover the session as to a question, in time order, a few lines of each."""
         if not lookup.most or not tokenize(lookup.query):
-            return Findings(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
+            return LookupResult(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
         found = await self._rank_words(tenant, session, lookup.query, hidden, overview.CANDIDATES)
         starts = await self._topic_starts(tenant, session)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
@@ -245,7 +245,7 @@ class Searcher:
         ranges: tuple[Range, ...],
         notes: list[str],
         ranks: Mapping[int, int] | None = None,
-    ) -> Findings:
+    ) -> LookupResult:
         ranges, cut = _bound(ranges, self._bounds.messages, newest=not isinstance(lookup, FirstMessages))
         notes += cut
         wanted = [seq for span in ranges for seq in order.seqs(span.first, span.last)]
@@ -346,7 +346,7 @@ class Searcher:
         *,
         query: str,
         ranks: Mapping[int, int],
-    ) -> Findings:
+    ) -> LookupResult:
         found: list[Excerpt] = []
         room = self._bounds.chars
         clipped = 0
@@ -367,7 +367,7 @@ class Searcher:
         text = excerpts.render_excerpts(ranges, (row for each in found for row in each.rows), order.total)
         if notes:
             text += f"\n--- not everything is shown: {'; '.join(notes)} ---"
-        return Findings(
+        return LookupResult(
             text=_UNSTORABLE.sub("\ufffd", text),
             excerpts=tuple(found),
             total=order.total,
@@ -394,7 +394,7 @@ def is_hidden(row: numbering.ExceptionRow) -> bool:
     return row.status != "live" or row.turn == 0 or not (row.model_visible and row.client_visible)
 
 
-def searchable_text_of(content: pages.Content) -> str:
+def searchable_text_of(content: pages.MessageColumns) -> str:
     """Return a message's text in its searched form; empty for instructions and unreadable messages."""
     if content.turn == 0 or not content.raw:
         return ""
@@ -404,7 +404,7 @@ def searchable_text_of(content: pages.Content) -> str:
         return ""
 
 
-def page_text(contents: Iterable[pages.Content]) -> str:
+def page_text(contents: Iterable[pages.MessageColumns]) -> str:
     """Return the text of a page: one piece for each of its messages, even if it is empty."""
     return SEPARATOR.join(searchable_text_of(content) for content in contents)
 
@@ -439,10 +439,12 @@ def _overview_rows(
     return rows
 
 
-def _overview_findings(turns_shown: Sequence[Sequence[ExcerptRow]], order: MessageNumbers, *, is_all: bool) -> Findings:
+def _overview_findings(
+    turns_shown: Sequence[Sequence[ExcerptRow]], order: MessageNumbers, *, is_all: bool
+) -> LookupResult:
     rows = sorted((row for of_turn in turns_shown for row in of_turn), key=lambda row: row.number)
     if not rows:
-        return Findings(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
+        return LookupResult(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
     numbers = {row.number: row for row in rows}
     spans = excerpts.plan_windows(numbers, before=0, after=0, total=order.total)
     shown = tuple(
@@ -456,7 +458,9 @@ def _overview_findings(turns_shown: Sequence[Sequence[ExcerptRow]], order: Messa
     title = f"--- overview: {len(turns_shown)} turns of {order.total} messages, in order ---"
     note = "--- not everything is shown: mode 'turn' shows a turn whole ---"
     text = "\n".join([title, *map(excerpts.render_row, rows), *([] if is_all else [note])])
-    return Findings(text=_UNSTORABLE.sub("\ufffd", text), excerpts=shown, total=order.total, is_truncated=not is_all)
+    return LookupResult(
+        text=_UNSTORABLE.sub("\ufffd", text), excerpts=shown, total=order.total, is_truncated=not is_all
+    )
 
 
 def _positions(order: MessageNumbers, seqs: Iterable[int]) -> list[int]:

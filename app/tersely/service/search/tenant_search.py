@@ -9,10 +9,10 @@ from typing import Literal
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.messages import searchable_text
 from tersely.domain.search.excerpts import ExcerptRow, RelevanceSearch, TextSearch
-from tersely.service.search.session_search import Findings, Searcher, fold
+from tersely.service.search.session_search import LookupResult, Searcher, fold
 from tersely.store.db.connection import Database
 from tersely.store.history import session_lists
-from tersely.store.history.session_lists import Narrowing, SessionCursor
+from tersely.store.history.session_lists import SessionCursor, SessionFilter
 
 SearchMode = Literal["search", "relevant"]
 MAX_QUERY = 2_000
@@ -29,7 +29,7 @@ MOST_RELEVANT = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundMessage:
+class PassageMessage:
     """A message of a passage. ``is_hit``: it was found, and ``excerpt`` is the text around the first match; otherwise
     it stands beside one that was, and ``excerpt`` is its beginning.
     """
@@ -47,7 +47,7 @@ class Passage:
 
     session_id: str
     title: str | None
-    messages: tuple[FoundMessage, ...]
+    messages: tuple[PassageMessage, ...]
 
     @property
     def hits(self) -> int:
@@ -98,7 +98,7 @@ class TenantSearch:
         while True:
             async with self._database.reading(tenant) as connection:
                 page = await session_lists.page(
-                    connection, tenant, Narrowing(), sort="last_call", after=cursor, limit=PAGE
+                    connection, tenant, SessionFilter(), sort="last_call", after=cursor, limit=PAGE
                 )
             for listed in page:
                 if hits >= limit or self._monotonic() > end:
@@ -152,7 +152,7 @@ def _first(passages: Iterable[Passage], hits: int) -> tuple[Passage, ...]:
 
 
 def _passages(
-    found: Findings, session_id: str, title: str | None, lookup: TextSearch | RelevanceSearch
+    found: LookupResult, session_id: str, title: str | None, lookup: TextSearch | RelevanceSearch
 ) -> list[Passage]:
     return [
         Passage(
@@ -164,10 +164,10 @@ def _passages(
     ]
 
 
-def _message(row: ExcerptRow, seq: int, lookup: TextSearch | RelevanceSearch) -> FoundMessage:
+def _message(row: ExcerptRow, seq: int, lookup: TextSearch | RelevanceSearch) -> PassageMessage:
     text = searchable_text(row.message)
     is_hit = row.rank > 0 if isinstance(lookup, RelevanceSearch) else fold(lookup.query) in fold(text)
-    return FoundMessage(
+    return PassageMessage(
         seq=seq,
         turn=row.turn,
         role=row.message.role,

@@ -117,13 +117,13 @@ def _add_stored(index: TermIndex, stored: Iterable[bytes]) -> None:
         index.add(read_page(page))
 
 
-def _written_page(page: int, content: Sequence[pages.Content]) -> bytes:
+def _written_page(page: int, content: Sequence[pages.MessageColumns]) -> bytes:
     terms = {each.seq: terms_of(each) for each in content}
     first = page * pages.PAGE
     return write_page(make_page(first, [terms.get(first + n, []) for n in range(1, pages.PAGE + 1)]))
 
 
-def _make_pages(index: TermIndex, start: int, content: Sequence[pages.Content], last_seq: int) -> list[TermPage]:
+def _make_pages(index: TermIndex, start: int, content: Sequence[pages.MessageColumns], last_seq: int) -> list[TermPage]:
     terms = {each.seq: terms_of(each) for each in content}
     made = []
     for first in range(start, last_seq, pages.PAGE):
@@ -138,19 +138,19 @@ def _is_full(page: TermPage) -> bool:
     return len(page.lengths) == 4 * pages.PAGE
 
 
-def terms_of(content: pages.Content) -> list[str]:
+def terms_of(content: pages.MessageColumns) -> list[str]:
     """Return the terms and marks of a message; none for instructions and unreadable messages."""
     message = _read(content)
     return [] if message is None else document_terms(message, limit=LOOKED_AT)
 
 
-def document_words(content: pages.Content) -> str:
+def document_words(content: pages.MessageColumns) -> str:
     """Return the text by which a message is found; empty for instructions and unreadable messages."""
     message = _read(content)
     return "" if message is None else document_text(message)[:LOOKED_AT]
 
 
-def _read(content: pages.Content) -> Message | None:
+def _read(content: pages.MessageColumns) -> Message | None:
     if content.turn == 0 or not content.raw:
         return None
     try:

@@ -53,7 +53,7 @@ _HIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextLine:
-    """How one message is represented in a context.
+    """One message and its form in a context.
 
     ``seq`` is the stored message (None: Tersely added this one), ``index`` its position in the message list that was
     sent (None: it was not sent). ``layer`` names what Tersely added.
@@ -265,7 +265,7 @@ async def _epoch_of(connection: Connection, tenant: str, row: CallRow) -> Epoch 
 async def _kept_earlier(
     connection: Connection, tenant: str, session_id: str, number: int, rows: Sequence[MessageRow]
 ) -> dict[int, LineKind]:
-    """How the call before ``number`` showed these messages; nothing for those that it did not know."""
+    """Return the forms of these messages in the call before ``number``; nothing for messages that it did not know."""
     row = await calls.get(connection, tenant, session_id, number - 1) if number > 1 else None
     if row is None:
         return {}

@@ -60,7 +60,7 @@ class CompactionOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compacted:
+class CompactionResult:
     """The written summary, if the strategy has one, and the report of the started epoch."""
 
     summary: Compaction | None
@@ -69,7 +69,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPreview:
-    """What a compaction or a clearing would do.
+    """The effect of a compaction or a clearing.
 
     ``messages`` with ``tokens`` leave the context; ``summarised`` with ``summarised_tokens`` are read for a summary
     first, by ``model`` (empty: without a model). ``report`` is that of the context afterwards; it ``is_estimate`` where
@@ -101,11 +101,11 @@ class Compactions:
         self._database = database
         self._configs = configs
         self._summarizer = summarizer
-        self._keeper = epoch_starter
+        self._epoch_starter = epoch_starter
         self._memory_updates = memory_updates
         self._clock = clock
 
-    async def compact(self, tenant: str, session_id: str, options: CompactionOptions) -> Compacted:
+    async def compact(self, tenant: str, session_id: str, options: CompactionOptions) -> CompactionResult:
         """Cut the context down now: everything before the last turn is summarised, and a new epoch starts.
 
         Raises `Conflict` when another replica is at work on the session for too long, or it is in heavy use.
@@ -124,7 +124,7 @@ class Compactions:
         if isinstance(strategy, Trim):
             left = _job(session, tenant, options, strategy, MEMORY_UPDATE, 1, report.cut - 1)
             await self._run(replace(left, epoch=report.epoch))
-        return Compacted(summary=done, report=report)
+        return CompactionResult(summary=done, report=report)
 
     async def preview(self, tenant: str, session_id: str, act: Literal["compact", "clear"]) -> CompactionPreview:
         """Return what `compact` or `clear` would do now. Nothing is stored. Raises `NotFound`, `ContextTooLarge`."""
@@ -132,7 +132,7 @@ class Compactions:
             session = await _require(connection, tenant, session_id)
             options = await _with_model(connection, tenant, session_id, CompactionOptions())
             strategy = self._configs.choose_outside_calls(session).strategy
-            built = await self._keeper.try_epoch(connection, tenant, session_id, act)
+            built = await self._epoch_starter.try_epoch(connection, tenant, session_id, act)
             after = built.context.epoch
             messages, tokens = await summaries.leaving(connection, tenant, session_id, session.plan, after)
             plain = CompactionPreview(report=built.context.report, messages=messages, tokens=tokens)
@@ -225,7 +225,7 @@ class Compactions:
         options: CompactionOptions,
         extra_write: ExtraWrite | None = None,
     ) -> Report:
-        return await self._keeper.start_epoch(
+        return await self._epoch_starter.start_epoch(
             tenant,
             session_id,
             reason,

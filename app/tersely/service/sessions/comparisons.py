@@ -25,7 +25,7 @@ MAX_WHOLE = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ReadablePart:
     """A readable part of a message. ``omitted``: number of characters that were cut from the text."""
 
     kind: PartKind
@@ -35,15 +35,15 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """A message on both sides. ``sent`` is None where both sides are the same. ``change``: against the call before.
 
     Of the call's reply, ``sent`` is what the model wrote, and ``client_blocks`` what the client received.
     """
 
     line: ContextLine
-    client_blocks: tuple[Block, ...]
-    sent: tuple[Block, ...] | None
+    client_blocks: tuple[ReadablePart, ...]
+    sent: tuple[ReadablePart, ...] | None
     change: PartChange = ""
     is_hidden: bool = False
     pinned: bool = False
@@ -56,7 +56,7 @@ class Comparison:
     """Rows from ``start`` on, of ``total``, of a session beside a call and its reply."""
 
     context: ContextWindow
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     start: int
     total: int
 
@@ -86,7 +86,7 @@ class Comparisons:
     async def whole_text(
         self, tenant: str, session_id: str, number: int, *, seq: int | None, index: int | None, part: int
     ) -> str:
-        """Return the text of a part, of message ``seq`` as the client said it, or of message ``index`` as it was sent
+        """Return the text of a part, of message ``seq`` as the client sent it, or of message ``index`` as it was sent
         at call ``number``.
 
         Raises `NotFound`.
@@ -105,7 +105,7 @@ class Comparisons:
         return blocks[part].text
 
 
-def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[Row]:
+def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[ComparisonRow]:
     has_before = context.call.row.number > 1
     replies = set(context.replies)
     found = []
@@ -113,7 +113,7 @@ def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[R
         message = stored.get(line.seq) if line.seq is not None else None
         client_blocks = blocks_of(message.raw, message.dialect, message.role) if message is not None else ()
         is_reply = line.seq in replies
-        sent: tuple[Block, ...] | None = None
+        sent: tuple[ReadablePart, ...] | None = None
         if is_reply and message is not None and message.model_raw is not None:
             sent = blocks_of(message.model_raw, message.dialect, message.role)
         elif line.index is not None and context.messages is not None:
@@ -125,7 +125,7 @@ def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[R
             known = context.earlier.get(line.seq)
             change = "new" if known is None else "changed" if known != line.kept else ""
         found.append(
-            Row(
+            ComparisonRow(
                 line=line,
                 client_blocks=client_blocks,
                 sent=None if sent == client_blocks else sent,
@@ -139,7 +139,7 @@ def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[R
     return found
 
 
-def blocks_of(raw: bytes, dialect: str, role: str, most: int = MAX_CHARS) -> tuple[Block, ...]:
+def blocks_of(raw: bytes, dialect: str, role: str, most: int = MAX_CHARS) -> tuple[ReadablePart, ...]:
     """Return the parts of a message in wire form, of each at most ``most`` characters; its bytes if unreadable."""
     if not raw:
         return ()
@@ -151,13 +151,13 @@ def blocks_of(raw: bytes, dialect: str, role: str, most: int = MAX_CHARS) -> tup
     return message_blocks(message, most)
 
 
-def message_blocks(message: Message, most: int = MAX_CHARS) -> tuple[Block, ...]:
+def message_blocks(message: Message, most: int = MAX_CHARS) -> tuple[ReadablePart, ...]:
     """The parts of a message, of each at most so many characters."""
     injected = [_block("injected", block.text, block.key, most=most) for block in message.injected]
     return (*injected, *(_part(part, most) for part in message.parts))
 
 
-def _part(part: Part, most: int) -> Block:
+def _part(part: Part, most: int) -> ReadablePart:
     match part:
         case Text(text=text):
             return _block("text", text, most=most)
@@ -171,9 +171,9 @@ def _part(part: Part, most: int) -> Block:
             return _block("media", detail, kind, most=most)
 
 
-def _block(kind: PartKind, text: str, name: str = "", *, most: int) -> Block:
+def _block(kind: PartKind, text: str, name: str = "", *, most: int) -> ReadablePart:
     shown = readable(text)
-    return Block(kind=kind, text=shown[:most], name=readable(name), omitted=max(0, len(shown) - most))
+    return ReadablePart(kind=kind, text=shown[:most], name=readable(name), omitted=max(0, len(shown) - most))
 
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if code not in {9, 10}} | {0x7F: 0x2421}

@@ -38,7 +38,7 @@ from tersely.service.context.retrieval import Retriever
 from tersely.service.context.stored_messages import restore_reply
 from tersely.service.recognition.incoming_history import hash_history
 from tersely.service.recognition.session_lookup import SessionMatch
-from tersely.service.sessions.messages import Batch, dialect_of
+from tersely.service.sessions.messages import AppendedBatch, dialect_of
 from tersely.service.summaries.prefetcher import SummaryPrefetcher, memory_of_cut
 from tersely.store.commit import epochs
 from tersely.store.commit.records import NewEpoch
@@ -49,7 +49,7 @@ from tersely.store.notes import summaries
 from tersely.store.notes.pending_memory import PendingMemory
 from tersely.store.notes.summaries import LastCall
 from tersely.strategies.epochs.additions import waits
-from tersely.strategies.epochs.policies import Advance, EveryRequest, Reason
+from tersely.strategies.epochs.policies import EveryRequest, Reason, StartEpoch
 from tersely.strategies.planning import ContentSize, is_unchanged, may_need_epoch
 from tersely.strategies.presets import Full, strategy_name
 
@@ -97,7 +97,7 @@ class EpochStarter:
         self._clock = clock
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    async def advance_if_due(self, tenant: str, session_id: str, batch: Batch) -> None:
+    async def advance_if_due(self, tenant: str, session_id: str, batch: AppendedBatch) -> None:
         """Start the epochs that calls would have started with these messages, and request the summaries for the next
         one.
 
@@ -105,12 +105,12 @@ class EpochStarter:
         was built then, so that contexts requested in between stay what they are. If the session changes meanwhile, the
         next append does it.
         """
-        moments = _Moments(batch.first_seq)
+        moments = _CallSnapshots(batch.first_seq)
         for _ in range(2 * FEW_CALLS):
             if not await self._keep_up(tenant, session_id, batch, moments):
                 return
 
-    async def _keep_up(self, tenant: str, session_id: str, batch: Batch, moments: _Moments) -> bool:
+    async def _keep_up(self, tenant: str, session_id: str, batch: AppendedBatch, moments: _CallSnapshots) -> bool:
         """Do one step of `advance_if_due`; return whether another epoch may be due."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
@@ -135,7 +135,7 @@ class EpochStarter:
                 moments=moments,
             )
         epoch = None
-        if history.advance is not None:
+        if history.epoch_start is not None:
             history = await self._with_past(tenant, found, history, config, batch.dialect)
             try:
                 if session.plan is None and await self._start_bare(tenant, session, history, config, budget, batch):
@@ -172,7 +172,7 @@ class EpochStarter:
         history: History,
         config: ContextConfig,
         budget: TokenBudget,
-        batch: Batch,
+        batch: AppendedBatch,
     ) -> bool:
         """Store the first epoch of a session that was sent whole until now and no longer is. Return whether it was
         stored.
@@ -298,7 +298,7 @@ class EpochStarter:
         history, budget, _ = await self._load(
             connection, tenant, session, dialect_of(dialect), config, model=last.model
         )
-        history = replace(history, advance=Advance(reason=reason))
+        history = replace(history, epoch_start=StartEpoch(reason=reason))
         return _RequestedEpoch(session=session, history=history, config=config, budget=budget, last=last)
 
     async def _load(
@@ -311,7 +311,7 @@ class EpochStarter:
         *,
         model: str,
         pause: timedelta | None = None,
-        moments: _Moments | None = None,
+        moments: _CallSnapshots | None = None,
     ) -> tuple[History, TokenBudget, SessionMatch]:
         decision = append_messages((), last_seq=session.last_seq, turns=session.turns, turn=session.turns)
         found = SessionMatch(
@@ -398,7 +398,7 @@ class EpochStarter:
         return is_started
 
 
-class _Moments:
+class _CallSnapshots:
     """The snapshots at each call among the messages from ``first_seq`` on, and the present one.
 
     Each reply marks a call. Of a long batch, which is an import, only the last call counts.

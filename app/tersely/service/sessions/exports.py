@@ -51,12 +51,14 @@ MAX_SUMMARY = 4_000
 MAX_TURN = 2**31 - 1
 IMPORT_LIMIT = 60.0
 TERSE = TagKinds(terse=True)
-_TAGS = re.compile(rb'\{"turnId":(?:"t([1-9][0-9]{0,9})"|null),"ts":"([^"\\]{1,64})"(,"literal":true)?(,|(?=\}))')
+_OWN_MEMBERS = re.compile(
+    rb'\{"turnId":(?:"t([1-9][0-9]{0,9})"|null),"ts":"([^"\\]{1,64})"(,"literal":true)?(,|(?=\}))'
+)
 _MILLISECONDS = 1e11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Import:
+class SessionImport:
     """An import: context elements in wire form, terse elements as JSON values, and the session's configuration.
 
     ``dialect`` None: detected from the messages. ``snapshot`` is the additional data of Tersely's own exports;
@@ -73,7 +75,7 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tagged:
+class _ImportedElement:
     raw: bytes
     turn: int | None
     at: datetime | None
@@ -133,7 +135,7 @@ class Exports:
             found = await terse.log_page(connection, tenant, session_id, after=after, limit=limit + 1)
         return [entry for _, entry in found[:limit]], found[limit - 1][0] if len(found) > limit else None
 
-    async def import_session(self, tenant: str, given: Import) -> Session:
+    async def import_session(self, tenant: str, given: SessionImport) -> Session:
         """Return a new session from a document.
 
         Raises `InvalidRequest` naming the element, `Conflict` for a taken id.
@@ -146,15 +148,15 @@ class Exports:
             return await self._take_copy(tenant, session_id, given, given.snapshot)
         configuration = self._sessions.configure(given.configuration)
         now = self._clock()
-        dialect, tagged, read = await asyncio.to_thread(_read_context, given.context, named)
+        dialect, elements, read = await asyncio.to_thread(_read_context, given.context, named)
         counts = await tokens.count_messages(read, "")
-        messages = _place(tagged, read, counts, dialect, now)
+        messages = await asyncio.to_thread(_place, elements, read, counts, dialect, now)
         session = ImportedSession(
             id=session_id,
             parent=given.parent,
             configuration=configuration,
             messages=messages,
-            terse=_attach([_read_entry(item, index, now) for index, item in enumerate(given.terse)], messages),
+            terse=await asyncio.to_thread(_read_entries, given.terse, messages, now),
         )
         async with self._database.transaction(tenant, limit=IMPORT_LIMIT) as connection:
             if given.parent is not None and await sessions.get(connection, tenant, given.parent) is None:
@@ -166,9 +168,11 @@ class Exports:
             raise NotFound("there is no such session")
         return made
 
-    async def _take_copy(self, tenant: str, session_id: str, given: Import, written: dict[str, Any]) -> Session:
-        tagged = await asyncio.to_thread(lambda: [_read_tags(raw, index) for index, raw in enumerate(given.context)])
-        raws, turns = [each.raw for each in tagged], [each.turn for each in tagged]
+    async def _take_copy(self, tenant: str, session_id: str, given: SessionImport, written: dict[str, Any]) -> Session:
+        elements = await asyncio.to_thread(
+            lambda: [_read_element(raw, index) for index, raw in enumerate(given.context)]
+        )
+        raws, turns = [each.raw for each in elements], [each.turn for each in elements]
         snapshot = await asyncio.to_thread(snapshots.read_snapshot, written, raws, turns)
         configuration = self._sessions.configure(_over(snapshot.change, given.configuration))
         self._sessions.check_settings(*snapshot.last_call)
@@ -236,10 +240,10 @@ def _has_tags(stored: StoredMessage) -> bool:
     return OPEN in dialect_named(stored.dialect).read_reply(stored.raw).text
 
 
-def _read_tags(raw: bytes, index: int) -> _Tagged:
-    own = _TAGS.match(raw)
+def _read_element(raw: bytes, index: int) -> _ImportedElement:
+    own = _OWN_MEMBERS.match(raw)
     if own is not None:
-        return _Tagged(
+        return _ImportedElement(
             raw=b"{" + raw[own.end() :],
             turn=int(own[1]) if own[1] else None,
             at=_read_time(own[2].decode(), f"context[{index}].ts"),
@@ -250,7 +254,7 @@ def _read_tags(raw: bytes, index: int) -> _Tagged:
     except ValueError as error:
         raise InvalidRequest("a message must be an object", field=f"context[{index}]") from error
     tags = {name: raw_json.load(members.pop(name)) for name in ("turnId", "ts", "literal") if name in members}
-    return _Tagged(
+    return _ImportedElement(
         raw=raw_json.join_object(members) if tags else raw,
         turn=_read_turn(tags.get("turnId"), f"context[{index}].turnId"),
         at=_read_time(tags.get("ts"), f"context[{index}].ts"),
@@ -280,26 +284,32 @@ def _read_time(value: object, field: str) -> datetime | None:
     raise InvalidRequest(f"{field} must be a time in ISO 8601 or since 1970", field=field)
 
 
-def _read_context(raws: Sequence[bytes], named: Dialect | None) -> tuple[Dialect, list[_Tagged], list[Message]]:
+def _read_context(
+    raws: Sequence[bytes], named: Dialect | None
+) -> tuple[Dialect, list[_ImportedElement], list[Message]]:
     """Return the dialect, the elements without their tags, and the messages that they are."""
-    tagged = [_read_tags(raw, index) for index, raw in enumerate(raws)]
-    dialect = named or DIALECTS[detect_dialect([each.raw for each in tagged], field="context")]
+    elements = [_read_element(raw, index) for index, raw in enumerate(raws)]
+    dialect = named or DIALECTS[detect_dialect([each.raw for each in elements], field="context")]
     found: list[Message] = []
-    for index, each in enumerate(tagged):
+    for index, each in enumerate(elements):
         try:
             found += read_messages([each.raw], dialect)
         except InvalidRequest as error:
             raise InvalidRequest(error.detail, field=f"context[{index}]") from error
-    return dialect, tagged, found
+    return dialect, elements, found
 
 
 def _place(
-    tagged: Sequence[_Tagged], read: Sequence[Message], counts: Sequence[int], dialect: Dialect, now: datetime
+    elements: Sequence[_ImportedElement],
+    read: Sequence[Message],
+    counts: Sequence[int],
+    dialect: Dialect,
+    now: datetime,
 ) -> list[ImportedMessage]:
     """Messages with their turns: as given, else by the rule for new ones."""
     found: list[ImportedMessage] = []
     turn = last = 0
-    for each, message, count in zip(tagged, read, counts, strict=True):
+    for each, message, count in zip(elements, read, counts, strict=True):
         if not message.is_instruction:
             if each.turn is not None:
                 turn = each.turn
@@ -324,6 +334,12 @@ def _place(
             )
         )
     return found
+
+
+def _read_entries(
+    given: Sequence[dict[str, Any]], messages: Sequence[ImportedMessage], now: datetime
+) -> list[ImportedEntry]:
+    return _attach([_read_entry(item, index, now) for index, item in enumerate(given)], messages)
 
 
 def _read_entry(item: dict[str, Any], index: int, now: datetime) -> TerseEntry:

@@ -31,7 +31,7 @@ from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.memos.selection import choose_memos, memo_limit
 from tersely.service.recognition.incoming_history import hash_history
-from tersely.store.commit.records import HiddenReplyParts, NewSession, Outcome, RequestWrite
+from tersely.store.commit.records import HiddenReplyParts, NewSession, RequestOutcome, RequestWrite
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages as store
@@ -70,7 +70,7 @@ class AppendResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class AppendedBatch:
     """Appended messages, by their sequence numbers.
 
     ``model`` is that of the session's calls if the caller names it; ``credentials`` are the caller's headers for it.
@@ -130,7 +130,7 @@ class Messages:
         writer: Writer,
         configs: ContextConfigs,
         *,
-        advance_epoch: Callable[[str, str, Batch], Awaitable[None]],
+        advance_epoch: Callable[[str, str, AppendedBatch], Awaitable[None]],
         clock: Callable[[], datetime],
     ) -> None:
         """``advance_epoch`` (tenant, session id, batch) starts an epoch if the appended messages need one."""
@@ -194,7 +194,7 @@ class Messages:
         outcome = await self._writer.write(write)
         done = _appended(outcome, has_links=bool(incoming.links))
         if incoming.links and not done.was_stored_before:
-            new = Batch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=target.name, model=model)
+            new = AppendedBatch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=target.name, model=model)
             await self._advance_epoch_or_warn(tenant, session_id, new)
         return done
 
@@ -227,7 +227,7 @@ class Messages:
                 tags=tags,
             )
 
-    async def _advance_epoch_or_warn(self, tenant: str, session_id: str, batch: Batch) -> None:
+    async def _advance_epoch_or_warn(self, tenant: str, session_id: str, batch: AppendedBatch) -> None:
         try:
             await self._advance_epoch(tenant, session_id, batch)
         except StoreUnavailable as error:
@@ -400,7 +400,7 @@ def _derived(
     return found
 
 
-def _appended(outcome: Outcome | None, *, has_links: bool) -> AppendResult:
+def _appended(outcome: RequestOutcome | None, *, has_links: bool) -> AppendResult:
     assert outcome is not None  # the writer sets it before it reports a finished write
     return AppendResult(
         first_seq=outcome.first_seq,

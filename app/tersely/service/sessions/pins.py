@@ -67,8 +67,11 @@ class Pins:
 async def _carry(
     connection: Connection, tenant: str, session: Session, message: StoredMessage, *, pinned: bool
 ) -> None:
-    """Make the next epoch look at a message that an earlier cut removed, or stop it from doing so."""
-    if session.plan is None or message.turn == 0 or message.seq >= session.cut:
+    """Make the next epoch look at a message that an earlier cut removed, or stop it from doing so.
+
+    A pin shows no message that is hidden from contexts.
+    """
+    if session.plan is None or message.turn == 0 or message.seq >= session.cut or message.status != "live":
         return
     seqs = await turns.live_seqs(connection, tenant, session.id, message.turn, message.turn)
     turn = await messages.content(connection, tenant, session.id, seqs)

@@ -22,7 +22,7 @@ from tersely.store.commit import turns
 from tersely.store.commit.turns import HiddenStatus, TurnRow
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, session_lists, sessions
-from tersely.store.history.session_lists import ListedSession, Narrowing, SessionCursor, Sort
+from tersely.store.history.session_lists import ListedSession, SessionCursor, SessionFilter, Sort
 from tersely.store.history.sessions import Configuration
 from tersely.store.notes import daily_memory as memory
 from tersely.strategies.presets import Window, strategy_name
@@ -93,12 +93,14 @@ class Sessions:
         return found
 
     async def page(
-        self, tenant: str, narrowing: Narrowing, *, sort: Sort = "created", after: str | None, limit: int
+        self, tenant: str, session_filter: SessionFilter, *, sort: Sort = "created", after: str | None, limit: int
     ) -> tuple[list[ListedSession], str | None]:
         """Sessions behind a cursor, and the next cursor."""
         cursor = None if after is None else _read_cursor(after, sort)
         async with self._database.reading(tenant, limit=LIST_LIMIT) as connection:
-            found = await session_lists.page(connection, tenant, narrowing, sort=sort, after=cursor, limit=limit + 1)
+            found = await session_lists.page(
+                connection, tenant, session_filter, sort=sort, after=cursor, limit=limit + 1
+            )
         more = found[limit - 1] if len(found) > limit else None
         return found[:limit], None if more is None else _write_cursor(more, sort)
 

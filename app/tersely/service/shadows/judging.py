@@ -48,7 +48,7 @@ def judge(
     before: bytes,
     now: datetime,
 ) -> JudgedCall:
-    """Judge the context of call ``number``. ``before`` lists the last context, ``report`` tells what was sent."""
+    """Judge the context of call ``number``. ``before`` lists the last context, ``report`` is that of the sent call."""
     context = built.context
     sent = _list(built)
     cached = _common_tokens(sent, before)
@@ -156,7 +156,9 @@ def _uses(call: AnsweredCall, context: Sequence[ContextMessage]) -> tuple[Losses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SearchedTexts:
-    """Where names stand: in what the context ``shown``, in the messages that it lacks, in the request's ``body``."""
+    """The texts in which names are searched: the context as ``shown``, the messages that it lacks, the request's
+    ``body``.
+    """
 
     shown: bytes
     gone: bytes

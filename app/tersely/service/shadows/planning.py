@@ -18,7 +18,7 @@ from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import count_older_tokens
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.store.history.terse import NEWEST
-from tersely.strategies.epochs.policies import Advance
+from tersely.strategies.epochs.policies import StartEpoch
 from tersely.strategies.planning import decide
 from tersely.strategies.presets import Slim, Tiered
 from tersely.strategies.summaries.activity_log import derive_missing
@@ -46,10 +46,10 @@ class AnsweredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingContext:
-    """A context before it is built. ``advance`` is set where it starts an epoch, which takes epoch inputs."""
+    """A context before it is built. ``epoch_start`` is set where an epoch starts; building it takes epoch inputs."""
 
     snapshot: Snapshot
-    advance: Advance | None
+    epoch_start: StartEpoch | None
 
 
 def prepare_context(call: AnsweredCall, epoch: Epoch | None) -> PendingContext:
@@ -74,7 +74,7 @@ def prepare_context(call: AnsweredCall, epoch: Epoch | None) -> PendingContext:
         folds_repeats=config.folds_repeats,
     )
     decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=call.budget.now)
-    return PendingContext(snapshot=snapshot, advance=decision if isinstance(decision, Advance) else None)
+    return PendingContext(snapshot=snapshot, epoch_start=decision if isinstance(decision, StartEpoch) else None)
 
 
 def matched_with(match: SessionMatch, epoch: Epoch | None) -> SessionMatch:
@@ -88,7 +88,7 @@ def build_shadow(call: AnsweredCall, pending: PendingContext, inputs: EpochInput
     """Build the context. Raises `ContextTooLarge`."""
     history = History(
         snapshot=pending.snapshot,
-        advance=pending.advance,
+        epoch_start=pending.epoch_start,
         epoch_inputs=_with_log(call, pending.snapshot, inputs),
         is_verbatim=False,
     )

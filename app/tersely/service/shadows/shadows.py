@@ -39,7 +39,7 @@ ShadowResult = Literal["judged", "dropped", "late", "failed"]
 MOST_JOBS = 256
 MOST_BYTES = 64 * 1024 * 1024
 SHARE = 0.25
-"""Of one core."""
+"""The largest share of one core."""
 PATIENCE = 3.0
 """Seconds that a job waits for earlier calls of its session, which another process may judge, since the last was."""
 LOOK_EVERY = 0.05
@@ -66,7 +66,7 @@ class ShadowJob:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Waiting:
+class _QueuedJob:
     """A job in the queue. ``since`` is a monotonic time: when it was queued, or last saw an earlier call judged, which
     was ``seen``.
     """
@@ -99,7 +99,7 @@ class Shadows:
         self._most_jobs = most_jobs
         self._most_bytes = most_bytes
         self._share = share
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedJob] = deque()
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._worked = 0.0
@@ -110,7 +110,7 @@ class Shadows:
             self._count("dropped")
             return
         self._bytes += job.size
-        self._waiting.append(_Waiting(job=job, since=self._monotonic()))
+        self._waiting.append(_QueuedJob(job=job, since=self._monotonic()))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._work_off())
 
@@ -143,7 +143,7 @@ class Shadows:
     def _count(self, result: ShadowResult) -> None:
         self._metrics.shadow_calls.labels(result).inc()
 
-    async def _judge(self, waiting: _Waiting) -> ShadowResult | None:
+    async def _judge(self, waiting: _QueuedJob) -> ShadowResult | None:
         """Judge a call; None if an earlier one of its session comes first."""
         job = waiting.job
         session_key = job.tenant, job.session_id
@@ -158,7 +158,7 @@ class Shadows:
         call = await self._in_thread(job.load)
         pending = await self._in_thread(lambda: prepare_context(call, state.epoch if state is not None else None))
         inputs = EpochInputs()
-        if pending.advance is not None and call.match.session is not None:
+        if pending.epoch_start is not None and call.match.session is not None:
             match = matched_with(call.match, None)
             async with self._database.reading(job.tenant, limit=TIMEOUT) as connection:
                 inputs = await load_epoch_inputs(connection, job.tenant, match, call.config.strategy)
@@ -187,7 +187,7 @@ class Shadows:
             )
         return "judged" if is_stored else "late"
 
-    def _is_patient(self, waiting: _Waiting, last: int) -> bool:
+    def _is_patient(self, waiting: _QueuedJob, last: int) -> bool:
         if waiting.seen != last:
             waiting.seen, waiting.since = last, self._monotonic()
         return self._monotonic() - waiting.since < PATIENCE

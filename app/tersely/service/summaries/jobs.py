@@ -116,7 +116,7 @@ class SummaryInput:
 
     @property
     def newest_at(self) -> datetime | None:
-        """When the newest of the messages was written."""
+        """The time of the newest of the messages."""
         times = [entry.created_at for entry in self.entries] + [row.created_at for row in self.stored]
         return max(times, default=None)
 

@@ -66,7 +66,8 @@ class MemoryUpdates:
         credentials: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Write the live messages of each of ``entries`` (runs of messages) into the memory, unless it covers them
-        already. ``call`` says whom to ask and ``credentials`` are for that host; without it the session's last call.
+        already. ``call`` names the model to ask (None: that of the session's last call), ``credentials`` are for its
+        host.
 
         Each becomes one entry, or several above `PIECE` messages. Returns when that is done, or after the maximum wait.
         """
@@ -103,7 +104,7 @@ class MemoryUpdates:
         await pending_memory.add(connection, tenant, session_id, found, self._clock())
         return found
 
-    # What other processes left
+    # Entries that other processes left pending
 
     async def keep_resuming(self) -> None:
         """Write what other processes left pending, at the start and then each minute, until cancelled."""

@@ -61,7 +61,8 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """How a job ended: the tokens of the messages, and the tokens of the summary that replaces them (else the same).
+    """The result of a job: the tokens of the messages, and the tokens of the summary that replaces them (else the
+    same).
 
     ``error`` says why no model wrote it, if one should have; a fixed text, without content.
     """

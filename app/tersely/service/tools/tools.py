@@ -61,7 +61,7 @@ class QueryRows(Protocol):
 
     @property
     def truncated(self) -> bool:
-        """Whether rows or text were left out."""
+        """True if rows or text were left out."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -85,7 +85,7 @@ class Tools:
         searcher: Searcher,
         notes: Notes,
         memos: Memos,
-        memories: DailyMemory,
+        daily_memory: DailyMemory,
         artifacts: Artifacts,
         queries: QueryRunner | None = None,
         offered: Sequence[str] | None = None,
@@ -95,7 +95,7 @@ class Tools:
         self._searcher = searcher.within(BOUNDS)
         self._notes = notes
         self._memos = memos
-        self._memories = memories
+        self._daily_memory = daily_memory
         self._artifacts = artifacts
         self._queries = queries
         self._offered = offered
@@ -201,7 +201,7 @@ class Tools:
     async def _search_memory(self, tenant: str, _: str, given: dict[str, Any]) -> str:
         day = read_day(given["day"]) if "day" in given else None
         limit = given.get("limit", DEFAULT_LIMIT)
-        found = await self._memories.search(tenant, query=given["query"], day=day, limit=limit)
+        found = await self._daily_memory.search(tenant, query=given["query"], day=day, limit=limit)
         return fenced("Memory", [_format_entry(entry) for entry in found]) if found else "Nothing found in memory."
 
     async def _read_artifact(self, tenant: str, _: str, given: dict[str, Any]) -> str:

@@ -19,8 +19,9 @@ from tersely.store.commit.records import (
     HiddenReplyParts,
     NewEpoch,
     NewReply,
-    Outcome,
+    ReferencedReply,
     ReplyWrite,
+    RequestOutcome,
     RequestWrite,
     SessionCounters,
     StoredReply,
@@ -65,12 +66,12 @@ class NewRows(msgspec.Struct):
 
 
 AT_THE_END = ReplyPlacement()
-NOTHING_SAID = HiddenReplyParts()
+NO_HIDDEN_PARTS = HiddenReplyParts()
 
 
 def enter_request(
     write: RequestWrite, state: SessionCounters, decision: Reconciliation, rows: NewRows, *, is_as_decided: bool
-) -> Outcome:
+) -> RequestOutcome:
     """Enter a request's new messages; ``state`` moves on."""
     first = state.last_seq + 1
     entries = zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
@@ -81,17 +82,17 @@ def enter_request(
             # After a new decision, a message that was taken for known may be new: it was not counted.
             weight = tokens or estimate(len(raw))
             state.tokens += weight
-            said = write.hidden_parts.get(index, NOTHING_SAID)
+            hidden = write.hidden_parts.get(index, NO_HIDDEN_PARTS)
             written_at = write.times[index] if write.times else write.now
             rows.messages.append(
                 (
                     state.id, placed.seq, placed.turn, weight, placed.position, incoming.role, placed.status,
                     write.dialect, True, True, False, None, 0, incoming.digest, None, written_at, raw,
-                    said.model_raw, before, exchange,
+                    hidden.model_raw, before, exchange,
                 )
             )  # fmt: skip
-            rows.terse += _terse(state.id, placed.turn, placed.seq, said.terse, written_at)
-            rows.states += _states(state.id, placed.seq, said.state, written_at)
+            rows.terse += _terse(state.id, placed.turn, placed.seq, hidden.terse, written_at)
+            rows.states += _states(state.id, placed.seq, hidden.state, written_at)
             if len(raw) > LARGE_OUTPUT and write.spill is not None:
                 rows.artifacts += [artifacts.row(state.id, placed.seq, a, write.now) for a in write.spill(index)]
         if placed.turn > 0:
@@ -113,12 +114,12 @@ def enter_request(
     rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
     answered = decision.answered
     turn = answered.turn if answered else max(1, state.turns)
-    if write.key is not None and not write.is_call:
-        rows.appends.append((state.id, write.key, write.key_digest, first, state.last_seq, turn, write.now))
-    elif write.key is not None and answered is not None and answered.is_new:
-        question = question_of(decision, write.incoming)
-        rows.appends.append((state.id, write.key, write.key_digest, question[0].seq, answered.seq, turn, write.now))
-    return Outcome(
+    if write.key is not None:
+        # An appended list has the key of all its messages, a call that of its question.
+        span = (first, state.last_seq) if not write.is_call else _new_question(decision, write.incoming)
+        if span is not None:
+            rows.appends.append((state.id, write.key, write.key_digest, *span, turn, write.now))
+    return RequestOutcome(
         session_id=state.id,
         call=state.calls,
         first_seq=first,
@@ -132,6 +133,14 @@ def enter_request(
     )
 
 
+def _new_question(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> tuple[int, int] | None:
+    """Return the sequence numbers of the question's first and last message; None unless the last one is new."""
+    answered = decision.answered
+    if answered is None or not answered.is_new:
+        return None
+    return question_of(decision, incoming)[0].seq, answered.seq
+
+
 def question_of(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> list[PlacedMessage]:
     """Return the request's question: the links behind its last assistant message."""
     question: list[PlacedMessage] = []
@@ -142,7 +151,7 @@ def question_of(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -
 
 
 def enter_reply(
-    write: ReplyWrite, outcome: Outcome, state: SessionCounters, placement: ReplyPlacement, rows: NewRows
+    write: ReplyWrite, outcome: RequestOutcome, state: SessionCounters, placement: ReplyPlacement, rows: NewRows
 ) -> StoredReply:
     """Enter a reply and the report of its call; ``state`` moves on."""
     first_seq = 0 if placement.status == "removed" else state.last_seq + 1
@@ -155,7 +164,7 @@ def enter_reply(
 def enter_replies(
     write: ReplyWrite,
     replies: Sequence[NewReply],
-    outcome: Outcome,
+    outcome: RequestOutcome,
     state: SessionCounters,
     placement: ReplyPlacement,
     rows: NewRows,
@@ -178,22 +187,35 @@ def enter_replies(
                 reply.raw, reply.model_raw, outcome.answered_seq or None, None,
             )
         )  # fmt: skip
-        enter_parts(reply, state.id, state.last_seq, outcome.turn, write.now, rows)
+        enter_parts(reply, write.request.referenced, state.id, state.last_seq, outcome.turn, write.now, rows)
         state.tokens += reply.tokens
 
 
-def enter_parts(reply: NewReply, session_id: str, seq: int, turn: int, now: datetime, rows: NewRows) -> None:
-    """Enter what comes with the reply that is stored as ``seq``: its ids, log entries, state block and artifacts."""
+def enter_parts(
+    reply: NewReply,
+    referenced: ReferencedReply | None,
+    session_id: str,
+    seq: int,
+    turn: int,
+    now: datetime,
+    rows: NewRows,
+) -> None:
+    """Enter what comes with the reply that is stored as ``seq``: its ids, log entries, state block and artifacts.
+
+    ``referenced`` is the reply that the request continued by reference.
+    """
     names = dict.fromkeys(name for name in (reply.id, *reply.items) if name)
+    conversation = referenced.conversation if referenced is not None else ""
     rows.reply_ids += [
-        (session_id, seq, name, reply.history_owner, reply.usage if name == reply.id else None) for name in names
+        (session_id, seq, name, reply.history_owner, reply.usage if name == reply.id else None, conversation)
+        for name in names
     ]
     rows.terse += _terse(session_id, turn, seq, reply.terse, now)
     rows.states += _states(session_id, seq, reply.state, now)
     rows.artifacts += [artifacts.row(session_id, seq, each, now) for each in reply.spilled]
 
 
-def enter_report(write: ReplyWrite, outcome: Outcome, state: SessionCounters, rows: NewRows) -> None:
+def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCounters, rows: NewRows) -> None:
     """Enter the report of a call, and the epoch that started with it; ``state`` moves on."""
     # The request of a failed call may be sent again. Once there is a reply, lookups use the reply's chain.
     # An unreadable reply is no answer: the client asks again, or continues.

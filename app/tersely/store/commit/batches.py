@@ -11,8 +11,8 @@ from tersely.store.commit.apply import AT_THE_END, NewRows, enter_reply, enter_r
 from tersely.store.commit.locked_writes import write_locked
 from tersely.store.commit.records import (
     NewSession,
-    Outcome,
     ReplyWrite,
+    RequestOutcome,
     RequestWrite,
     SessionCounters,
     StoredReply,
@@ -42,10 +42,10 @@ from tersely.store.db.statements import (
 from tersely.store.history.tail_cache import TailCache, appended
 
 # The results of writes, by the ids of these.
-Results = dict[int, Outcome | StoredReply]
+Results = dict[int, RequestOutcome | StoredReply]
 
 
-class Attempt(msgspec.Struct, eq=False):
+class SessionAttempt(msgspec.Struct, eq=False):
     """One session's part of a batch, computed on the state that its writes expect."""
 
     state: SessionCounters
@@ -53,7 +53,7 @@ class Attempt(msgspec.Struct, eq=False):
     create: NewSession | None
     writes: list[Write] = msgspec.field(default_factory=list)
     rows: NewRows = msgspec.field(default_factory=NewRows)
-    results: list[Outcome | StoredReply] = msgspec.field(default_factory=list)
+    results: list[RequestOutcome | StoredReply] = msgspec.field(default_factory=list)
 
     @property
     def shape(self) -> tuple[bool, Shape]:
@@ -88,6 +88,9 @@ class Attempt(msgspec.Struct, eq=False):
             session = new_session_from(self.create, self.state)
         elif before is not None and before.session.version == self.expected:
             session = session_after(before.session, self.state)
+            if session.cut < before.session.cut:
+                tail_cache.forget(tenant, self.state.id)  # it lacks the messages that an earlier cut shows again
+                return
         else:
             return
         replies = [reply for write in self.writes if isinstance(write, ReplyWrite) for reply in write.replies]
@@ -123,9 +126,9 @@ async def write_all(
         results |= found
 
 
-def _prepare_attempts(writes: list[Write], results: Results) -> tuple[list[Attempt], list[Write]]:
+def _prepare_attempts(writes: list[Write], results: Results) -> tuple[list[SessionAttempt], list[Write]]:
     """Split writes that are not stored yet into those that need no look at the database first, and the rest."""
-    attempts: dict[str, Attempt] = {}
+    attempts: dict[str, SessionAttempt] = {}
     left: list[Write] = []
     left_sessions: set[str] = set()
     for write in writes:
@@ -143,11 +146,13 @@ def _prepare_attempts(writes: list[Write], results: Results) -> tuple[list[Attem
     return [attempts[session_id] for session_id in sorted(attempts)], left
 
 
-async def _write_unchanged_sessions(database: Database, tenant: str, attempts: list[Attempt]) -> list[Attempt]:
+async def _write_unchanged_sessions(
+    database: Database, tenant: str, attempts: list[SessionAttempt]
+) -> list[SessionAttempt]:
     """Write the attempts whose sessions are as expected, all or none. Return the others."""
     if await database.is_distributed():
         return await _write_row_by_row(database, tenant, attempts)
-    shapes: defaultdict[tuple[bool, Shape], list[Attempt]] = defaultdict(list)
+    shapes: defaultdict[tuple[bool, Shape], list[SessionAttempt]] = defaultdict(list)
     for attempt in attempts:
         shapes[attempt.shape].append(attempt)
     use = database.statements if len(shapes) == 1 else database.group_commit
@@ -160,7 +165,7 @@ async def _write_unchanged_sessions(database: Database, tenant: str, attempts: l
     return [attempt for attempt in attempts if attempt.state.id not in held]
 
 
-async def _write_row_by_row(database: Database, tenant: str, attempts: list[Attempt]) -> list[Attempt]:
+async def _write_row_by_row(database: Database, tenant: str, attempts: list[SessionAttempt]) -> list[SessionAttempt]:
     """Do the same with one statement for each row: a node of a distributed Postgres keeps plans of such alone."""
     held: set[str] = set()
     async with database.group_commit(tenant) as connection:
@@ -178,12 +183,12 @@ async def _write_row_by_row(database: Database, tenant: str, attempts: list[Atte
     return [attempt for attempt in attempts if attempt.state.id not in held]
 
 
-def _attempt(write: Write) -> Attempt | None:
+def _attempt(write: Write) -> SessionAttempt | None:
     if isinstance(write, RequestWrite):
         if write.session is not None:
-            return Attempt(state=session_counters(write.session), expected=write.session.version, create=None)
+            return SessionAttempt(state=session_counters(write.session), expected=write.session.version, create=None)
         return (
-            Attempt(state=SessionCounters(id=write.session_id), expected=None, create=write.create)
+            SessionAttempt(state=SessionCounters(id=write.session_id), expected=None, create=write.create)
             if write.create
             else None
         )
@@ -191,10 +196,10 @@ def _attempt(write: Write) -> Attempt | None:
     if outcome is None:
         return None
     state = copy(outcome.state)
-    return Attempt(state=state, expected=state.version, create=None)
+    return SessionAttempt(state=state, expected=state.version, create=None)
 
 
-def _enter(write: Write, attempt: Attempt) -> bool:
+def _enter(write: Write, attempt: SessionAttempt) -> bool:
     """Compute a write. Return False if that needs a query."""
     if isinstance(write, RequestWrite):
         if write.key is not None or write.decision.superseded or write.decision.restored or is_large(write):
@@ -206,7 +211,7 @@ def _enter(write: Write, attempt: Attempt) -> bool:
         is_together = attempt.writes and attempt.writes[-1] is write.request
         outcome = attempt.results[-1] if is_together else write.request_outcome
         if (
-            not isinstance(outcome, Outcome)
+            not isinstance(outcome, RequestOutcome)
             or attempt.state.last_seq != outcome.last_seq
             or not outcome.decision.replies_at_end
         ):

@@ -10,14 +10,16 @@ from tersely.domain.history.links import StoredLink, as_incoming
 from tersely.domain.history.reconciliation import Reconciliation, append_messages, reconcile
 from tersely.domain.history.repetition import find_earlier_question, reconcile_repetition
 from tersely.domain.messages import INSTRUCTION_ROLES, is_outside_messages
-from tersely.store.commit.idempotency_keys import Append
+from tersely.store.commit import conversations
+from tersely.store.commit.conversations import ConversationLinks
+from tersely.store.commit.idempotency_keys import KeyedAppend
 from tersely.store.commit.records import ReferencedReply, RequestWrite, SessionCounters
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages
 
 
 async def decide_again(
-    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: Append | None
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: KeyedAppend | None
 ) -> Reconciliation | None:
     """Decide on what the session has become since the first decision, under its lock.
 
@@ -38,7 +40,7 @@ async def decide_again(
 
 
 async def _repeat_again(
-    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: Append | None
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: KeyedAppend | None
 ) -> Reconciliation | None:
     """Return the decision for a delta whose messages are stored already; None where they are not.
 
@@ -53,7 +55,7 @@ async def _repeat_again(
 
 
 async def _rows_of_repetition(
-    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: Append | None
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, earlier: KeyedAppend | None
 ) -> Sequence[StoredLink] | None:
     links_sent = [message.digest for message in write.incoming if message.is_link]
     known = [placed.seq for placed in write.decision.placed if placed.turn > 0 and not placed.is_new]
@@ -83,11 +85,10 @@ async def _reconcile_again(
     history = await messages.leading_to(connection, tenant, state.id, rows, named.seq)
     if history is None:
         history = [row for row in rows if row.seq in known]
-    staying: frozenset[int] = frozenset()
+    links = ConversationLinks()
     if named.is_conversation:
-        failed = await messages.failed_links(connection, tenant, state.id, rows, calls=state.calls)
-        history = [row for row in history if row.seq not in failed]
-        staying = frozenset(row.seq for row in rows if row.is_link and row.seq not in failed)
+        links = await conversations.links_of(connection, tenant, state.id, named.conversation, rows, calls=state.calls)
+        history = [row for row in history if row.seq not in links.failed]
     history = [row for row in history if row.is_link or row.seq in known]
     own, front = [write.incoming[index] for index in named.own_indexes], named.own_before_reply
     incoming = [*own[:front], *map(as_incoming, history), *own[front:]]
@@ -98,7 +99,7 @@ async def _reconcile_again(
         turns=state.turns,
         allow_restore=True,
         question_index=front + len(history),
-        staying=staying,
+        staying=links.staying,
     )
     placed = list(write.decision.placed)
     for index, place in zip(

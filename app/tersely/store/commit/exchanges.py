@@ -18,9 +18,9 @@ from tersely.store.commit.records import (
     NewEpoch,
     NewReply,
     NewSession,
-    Outcome,
     ReferencedReply,
     ReplyWrite,
+    RequestOutcome,
     RequestWrite,
 )
 from tersely.store.history.artifacts import Artifact
@@ -65,7 +65,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_NAMES)
     epoch_policy: str | None
     key: str | None
     key_digest: bytes
-    outcome: Outcome | None
+    outcome: RequestOutcome | None
     replies: list[NewReply]
     report: CallReport
     epoch: NewEpoch | None

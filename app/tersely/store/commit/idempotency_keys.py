@@ -17,7 +17,7 @@ WHERE tenant_id = $1 AND key = $2 AND digest = $3 ORDER BY created_at DESC LIMIT
 FORGET = "DELETE FROM appends WHERE tenant_id = $1 AND session_id = $2 AND key = $3"
 
 
-class Append(msgspec.Struct, frozen=True, kw_only=True):
+class KeyedAppend(msgspec.Struct, frozen=True, kw_only=True):
     """The messages ``first_seq`` to ``last_seq``, which were appended with a key. ``digest`` identifies them."""
 
     session_id: str
@@ -28,16 +28,16 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     turn: int
 
 
-async def find(connection: Connection, tenant: str, session_id: str, key: str) -> Append | None:
+async def find(connection: Connection, tenant: str, session_id: str, key: str) -> KeyedAppend | None:
     """Return the messages of a key in the session."""
     row = await connection.fetchrow(FIND, tenant, session_id, key)
-    return Append(**dict(row)) if row else None
+    return KeyedAppend(**dict(row)) if row else None
 
 
-async def find_anywhere(connection: Connection, tenant: str, key: str, digest: bytes) -> Append | None:
+async def find_anywhere(connection: Connection, tenant: str, key: str, digest: bytes) -> KeyedAppend | None:
     """Return what the key brought, to whichever session of the tenant, where these messages came with it."""
     row = await connection.fetchrow(FIND_ANYWHERE, tenant, key, digest)
-    return Append(**dict(row)) if row else None
+    return KeyedAppend(**dict(row)) if row else None
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, key: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
 
+from tersely.store.commit.rows import portions
 from tersely.store.db.connection import Connection
-from tersely.store.db.statements import INSERTS, as_arrays
+from tersely.store.db.statements import INSERTS, Record, as_arrays
 from tersely.store.history import artifacts, sessions
 from tersely.store.history.artifacts import Artifact
 from tersely.store.history.sessions import Configuration
@@ -59,21 +61,26 @@ async def write_import(connection: Connection, tenant: str, session: ImportedSes
     if not await sessions.add(connection, tenant, session.id, session.parent, session.configuration, now):
         return False
     await _insert(
-        connection, "messages", tenant, [_message(session.id, n, m) for n, m in enumerate(session.messages, 1)]
+        connection, "messages", tenant, (_message(session.id, n, m) for n, m in enumerate(session.messages, 1))
     )
     numbered = enumerate(session.messages, 1)
-    pointers = [artifacts.row(session.id, seq, a, m.created_at) for seq, m in numbered for a in m.artifacts]
+    pointers = (artifacts.row(session.id, seq, a, m.created_at) for seq, m in numbered for a in m.artifacts)
     await _insert(connection, "artifacts", tenant, pointers)
-    await _insert(connection, "terse", tenant, [_entry(session.id, entry) for entry in session.terse])
-    turns = max((message.turn for message in session.messages), default=0)
-    tokens = sum(message.tokens for message in session.messages)
-    await connection.execute(COUNTERS, tenant, session.id, len(session.messages), turns, tokens)
+    await _insert(connection, "terse", tenant, (_entry(session.id, entry) for entry in session.terse))
+    await connection.execute(COUNTERS, tenant, session.id, *await asyncio.to_thread(_count, session.messages))
     return True
 
 
-async def _insert(connection: Connection, table: str, tenant: str, rows: Sequence[tuple[object, ...]]) -> None:
-    if rows:
-        await connection.fetch(INSERTS[table], tenant, *as_arrays(rows))
+def _count(messages: Sequence[ImportedMessage]) -> tuple[int, int, int]:
+    """Return how many messages, turns and tokens there are."""
+    turns = max((message.turn for message in messages), default=0)
+    return len(messages), turns, sum(message.tokens for message in messages)
+
+
+async def _insert(connection: Connection, table: str, tenant: str, rows: Iterable[Record]) -> None:
+    """Insert rows in portions. They are made in a thread, since there may be very many."""
+    for portion in await asyncio.to_thread(lambda: [as_arrays(each) for each in portions(rows)]):
+        await connection.fetch(INSERTS[table], tenant, *portion)
 
 
 def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[object, ...]:

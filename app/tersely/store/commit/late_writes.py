@@ -26,7 +26,7 @@ from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_parts, enter_replies, enter_report, enter_request
 from tersely.store.commit.decisions import append_again, decide_again
 from tersely.store.commit.locked_writes import lock_sessions
-from tersely.store.commit.records import NewReply, NewSession, Outcome, ReplyWrite, RequestWrite, SessionCounters
+from tersely.store.commit.records import NewReply, NewSession, ReplyWrite, RequestOutcome, RequestWrite, SessionCounters
 from tersely.store.commit.rows import insert_rows
 from tersely.store.commit.sizes import LARGE_LIMIT
 from tersely.store.commit.statuses import place_late_reply, set_statuses
@@ -107,7 +107,7 @@ async def write_late(
     tail_cache: TailCache,
     write: ReplyWrite,
     *,
-    outcome: Outcome | None,
+    outcome: RequestOutcome | None,
     version: int | None,
     is_named: bool,
     now: datetime,
@@ -214,7 +214,9 @@ async def rejoin(
             tail_cache.forget(tenant, session_id)
 
 
-async def _write(connection: Connection, write: ReplyWrite, outcome: Outcome | None, *, version: int | None) -> bool:
+async def _write(
+    connection: Connection, write: ReplyWrite, outcome: RequestOutcome | None, *, version: int | None
+) -> bool:
     request, tenant = write.request, write.request.tenant
     states = await lock_sessions(connection, tenant, [request])
     if await connection.fetchval(FIND_CALL, tenant, request.session_id, request.exchange) is not None:
@@ -316,7 +318,7 @@ async def _write_request(
     stored: Sequence[TailRow],
     rows: NewRows,
     version: int | None,
-) -> Outcome:
+) -> RequestOutcome:
     request = write.request
     state = states[request.session_id]
     if request.mode == "append":
@@ -347,12 +349,14 @@ async def _write_request(
     return outcome
 
 
-def _outcome_of_stored(placed: tuple[PlacedMessage, ...], request: RequestWrite, state: SessionCounters) -> Outcome:
+def _outcome_of_stored(
+    placed: tuple[PlacedMessage, ...], request: RequestWrite, state: SessionCounters
+) -> RequestOutcome:
     """Return the outcome of a request that was stored without its sender getting to know."""
     state.calls += 1
     decision = structs.replace(request.decision, placed=placed, superseded=(), restored=())
     answered = decision.answered
-    return Outcome(
+    return RequestOutcome(
         session_id=state.id,
         call=state.calls,
         first_seq=placed[0].seq,
@@ -466,7 +470,7 @@ class _Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 async def _write_reply(
     connection: Connection,
     write: ReplyWrite,
-    outcome: Outcome,
+    outcome: RequestOutcome,
     state: SessionCounters,
     stored: Sequence[TailRow],
     rows: NewRows,
@@ -506,7 +510,7 @@ async def _write_reply(
     enter_report(write, outcome, state, rows)
 
 
-def _following(outcome: Outcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
+def _following(outcome: RequestOutcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
     """Return the current messages behind the one that is answered, in order."""
     superseded, restored = set(outcome.decision.superseded), set(outcome.decision.restored)
     return [
@@ -528,7 +532,7 @@ def _following(outcome: Outcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
 async def _write_beside(
     connection: Connection,
     write: ReplyWrite,
-    outcome: Outcome,
+    outcome: RequestOutcome,
     state: SessionCounters,
     following: Sequence[_Neighbour],
     rows: NewRows,
@@ -549,7 +553,7 @@ async def _write_beside(
     )  # fmt: skip
     if adopted is None:
         return
-    enter_parts(reply, state.id, there.seq, outcome.turn, write.now, rows)
+    enter_parts(reply, write.request.referenced, state.id, there.seq, outcome.turn, write.now, rows)
     front, rest = write.replies[:index], write.replies[index + 1 :]
     enter_replies(
         write,

@@ -13,10 +13,10 @@ from tersely.domain.errors import Conflict, NotFound, StoreUnavailable
 from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_reply, enter_request
 from tersely.store.commit.decisions import decide_again
-from tersely.store.commit.idempotency_keys import Append
+from tersely.store.commit.idempotency_keys import KeyedAppend
 from tersely.store.commit.records import (
-    Outcome,
     ReplyWrite,
+    RequestOutcome,
     RequestWrite,
     SessionCounters,
     StoredReply,
@@ -41,8 +41,8 @@ ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 
 
 async def write_locked(
-    connection: Connection, tenant: str, writes: list[Write], before: Mapping[int, Outcome | StoredReply]
-) -> dict[int, Outcome | StoredReply]:
+    connection: Connection, tenant: str, writes: list[Write], before: Mapping[int, RequestOutcome | StoredReply]
+) -> dict[int, RequestOutcome | StoredReply]:
     """Write under the sessions' locks. Return the results by the ids of the writes; ``before`` are those of the writes
     of the same batch that are stored already.
     """
@@ -54,7 +54,7 @@ async def write_locked(
             results[id(write)] = await _write_request(connection, tenant, write, states, rows)
         else:
             outcome = results.get(id(write.request)) or write.request_outcome
-            if not isinstance(outcome, Outcome):
+            if not isinstance(outcome, RequestOutcome):
                 raise StoreUnavailable("the request itself could not be stored")
             state = states[outcome.session_id]
             results[id(write)] = await _write_reply(connection, tenant, write, outcome, state, rows)
@@ -82,7 +82,7 @@ async def lock_sessions(connection: Connection, tenant: str, writes: list[Write]
 
 async def _write_request(
     connection: Connection, tenant: str, write: RequestWrite, states: dict[str, SessionCounters], rows: NewRows
-) -> Outcome:
+) -> RequestOutcome:
     state = states[write.session_id]
     earlier = await appends.find(connection, tenant, state.id, write.key) if write.key is not None else None
     if earlier is not None and not write.is_call:
@@ -108,11 +108,11 @@ async def _write_request(
     return outcome
 
 
-def _stored_before(write: RequestWrite, earlier: Append, state: SessionCounters) -> Outcome:
+def _stored_before(write: RequestWrite, earlier: KeyedAppend, state: SessionCounters) -> RequestOutcome:
     """Return where the messages of an earlier append with the same key are. Raises `Conflict` for other messages."""
     if earlier.digest != write.key_digest:
         raise Conflict("that idempotency key was used for other messages", field="Idempotency-Key")
-    return Outcome(
+    return RequestOutcome(
         session_id=write.session_id,
         call=0,
         first_seq=earlier.first_seq,
@@ -127,7 +127,12 @@ def _stored_before(write: RequestWrite, earlier: Append, state: SessionCounters)
 
 
 async def _write_reply(
-    connection: Connection, tenant: str, write: ReplyWrite, outcome: Outcome, state: SessionCounters, rows: NewRows
+    connection: Connection,
+    tenant: str,
+    write: ReplyWrite,
+    outcome: RequestOutcome,
+    state: SessionCounters,
+    rows: NewRows,
 ) -> StoredReply:
     placement = AT_THE_END
     answered = outcome.decision.answered

@@ -28,7 +28,7 @@ HistoryOwner = Literal["tersely", "both", "host"]
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
-    """How to make the session if it is not there.
+    """The row of a session that is made if it is not there.
 
     ``spare_id`` is taken where the id has gone to another conversation of the same client meanwhile: the session
     is that one's child then.
@@ -198,7 +198,7 @@ def session_after(session: Session, state: SessionCounters) -> Session:
     )
 
 
-class Outcome(msgspec.Struct, kw_only=True, rename={"answered_position": "answered_place"}):
+class RequestOutcome(msgspec.Struct, kw_only=True, rename={"answered_position": "answered_place"}):
     """The stored positions of a request's messages. ``last_seq`` and ``state`` are the session's after this write."""
 
     session_id: str
@@ -230,12 +230,14 @@ class ReferencedReply(
     ``seq`` is that reply's message (0: the request starts a history). ``own_indexes`` are the indexes of the request's
     new messages in the resolved history; ``own_before_reply`` says how many of them come before the reply.
     ``is_conversation``: the request continues a conversation at its end, whatever other calls added meanwhile.
+    ``conversation`` is its id (empty: there is none, or the write was spooled before ids were kept).
     """
 
     seq: int
     own_indexes: tuple[int, ...]
     own_before_reply: int
     is_conversation: bool = False
+    conversation: str = ""
 
 
 class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,7 +332,7 @@ class RequestWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class NewReply(
     msgspec.Struct, frozen=True, kw_only=True, rename={"history_owner": "keeper", "is_text_only": "is_in_words"}
 ):
-    """One reply, or a message that came with it. ``raw`` as the client saw it, ``model_raw`` as the model said it where
+    """One reply, or a message that came with it. ``raw`` as the client saw it, ``model_raw`` as the model wrote it if
     that differs.
 
     ``chain`` and ``digest`` identify the client's view. ``terse`` are its log entries with their source, ``state`` is
@@ -402,10 +404,10 @@ class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     now: datetime
     epoch: NewEpoch | None = None
     attributes: Sequence[Attribute] = ()
-    request_stored: asyncio.Future[Outcome] | None = None
+    request_stored: asyncio.Future[RequestOutcome] | None = None
 
     @property
-    def request_outcome(self) -> Outcome | None:
+    def request_outcome(self) -> RequestOutcome | None:
         """The outcome of the request; None as long as it is not stored."""
         return None if self.request_stored is None else result_of(self.request_stored)
 
@@ -416,13 +418,13 @@ class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class StoredReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a reply was stored. ``first_seq``: the sequence number of the first of its messages; 0: none was stored as
-    it is. ``outcome`` is the outcome of its request, ``state`` the session's after both, ``record`` the row of the last
-    message.
+    """The position of a stored reply. ``first_seq``: the sequence number of the first of its messages; 0: none was
+    stored as it is. ``outcome`` is the outcome of its request, ``state`` the session's after both, ``record`` the row
+    of the last message.
     """
 
     first_seq: int
-    outcome: Outcome
+    outcome: RequestOutcome
     state: SessionCounters
     record: Record | None = None
 

@@ -35,10 +35,10 @@ def _split(table: str, records: list[Record]) -> tuple[list[list[list[object]]],
     values: list[large_values.LargeValue] = []
     if table == "messages":
         records, values = large_values.split_off(records)
-    return [as_arrays(portion) for portion in _portions(records)], values
+    return [as_arrays(portion) for portion in portions(records)], values
 
 
-def _portions(records: list[Record]) -> Iterator[list[Record]]:
+def portions(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Split records so that no statement is long to encode; a record that is larger than a portion is one by itself."""
     portion: list[Record] = []
     size = 0

@@ -6,7 +6,7 @@ from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, INCOMPLETE
 from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.history.reply_placement import ReplyNeighbours, ReplyPlacement, place_reply
 from tersely.store.commit import epochs
-from tersely.store.commit.records import Outcome, ReplyWrite
+from tersely.store.commit.records import ReplyWrite, RequestOutcome
 from tersely.store.db.connection import Connection
 from tersely.store.db.ranges import END
 from tersely.store.history.messages import HERE, IS_EXCEPTION
@@ -66,7 +66,7 @@ async def set_statuses(connection: Connection, tenant: str, session_id: str, dec
 
 
 async def place_late_reply(
-    connection: Connection, tenant: str, write: ReplyWrite, outcome: Outcome, session_id: str
+    connection: Connection, tenant: str, write: ReplyWrite, outcome: RequestOutcome, session_id: str
 ) -> ReplyPlacement:
     """Place a reply in a session that changed while the model replied."""
     row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, outcome.answered_seq)

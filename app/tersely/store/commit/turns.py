@@ -187,7 +187,7 @@ async def hide(
 ) -> list[tuple[Run, ...]] | None:
     """Hide a turn's live messages from every context; None when it has none. The session must be locked.
 
-    What the memory says of them is deleted; the ranges that it spoke of are to be told anew.
+    Their memory entries are deleted. Return the ranges of these, to be summarised anew.
     """
     rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
     live = [row["seq"] for row in rows if row["status"] == "live"]
@@ -206,8 +206,8 @@ async def remove(
 ) -> list[tuple[Run, ...]] | None:
     """Empty a turn's messages for good, and whatever was made from them; None when it has none that are not yet.
 
-    Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood. The ranges that
-    the memory spoke of are to be told anew.
+    Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood. Return the
+    ranges of the deleted memory entries, to be summarised anew.
     """
     rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
     if all(row["status"] == "removed" for row in rows):

@@ -61,7 +61,7 @@ async def set_model_visible(
 ) -> list[tuple[Run, ...]]:
     """Show messages to the model, or hide them from it; the next context starts an epoch. The session must be locked.
 
-    Return the ranges of the memory that spoke of them and are to be told anew.
+    Return the memory ranges that contained them. They are to be summarised anew.
     """
     changed = await connection.fetch(SHOW if visible else HIDE, tenant, session.id, list(seqs))
     numbers = [record["seq"] for record in changed]

@@ -18,8 +18,8 @@ import msgspec
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from tersely.store.commit.batches import Results, write_all
 from tersely.store.commit.records import (
-    Outcome,
     ReplyWrite,
+    RequestOutcome,
     RequestWrite,
     Result,
     StoredReply,
@@ -74,8 +74,8 @@ class Writer:
         linger: float = LINGER,
         on_full_pages: Callable[[str, str, int], None] | None = None,
     ) -> None:
-        """``linger`` in seconds. ``tail_cache`` is told what is written, ``on_full_pages`` the tenant, the session,
-        and how many pages of messages were filled.
+        """``linger`` in seconds. ``tail_cache`` is updated by every write. ``on_full_pages`` gets tenant, session and
+        the number of filled pages of messages.
         """
         self._database = database
         self._on_full_pages = on_full_pages
@@ -94,7 +94,7 @@ class Writer:
         self._slots: dict[tuple[object, bool], Slots] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def write(self, write: RequestWrite) -> Outcome:
+    async def write(self, write: RequestWrite) -> RequestOutcome:
         """Return when ``write`` is on disk. Raises `StoreUnavailable`, `Conflict`, `NotFound`.
 
         If the caller is cancelled, the write goes on.
@@ -102,7 +102,7 @@ class Writer:
         return await asyncio.shield(self.submit(write))
 
     @overload
-    def submit(self, write: RequestWrite) -> asyncio.Future[Outcome]: ...
+    def submit(self, write: RequestWrite) -> asyncio.Future[RequestOutcome]: ...
 
     @overload
     def submit(self, write: ReplyWrite) -> asyncio.Future[StoredReply]: ...
@@ -250,9 +250,9 @@ class Writer:
         return left
 
 
-def _filled_pages(write: Write, result: Outcome | StoredReply) -> int:
+def _filled_pages(write: Write, result: RequestOutcome | StoredReply) -> int:
     """Return how many pages of messages a write has filled."""
-    if isinstance(result, Outcome):
+    if isinstance(result, RequestOutcome):
         first, last = result.first_seq, result.last_seq
         if result.was_stored_before:
             return 0

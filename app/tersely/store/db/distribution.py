@@ -60,7 +60,7 @@ async def distribute(dsn: str, *, shards: int = SHARDS, any_size: bool = False, 
     """Distribute every table that is not distributed yet; ``dsn`` is the coordinator's.
 
     ``shards``: how many parts the tenants are divided into, at most one node each. ``any_size``: however much is
-    stored. ``report`` is told what is worth knowing. Raises `DistributionError` and what asyncpg raises.
+    stored. ``report`` gets progress messages. Raises `DistributionError` and what asyncpg raises.
     """
     connection = await _connect(dsn)
     try:

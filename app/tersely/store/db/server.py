@@ -71,6 +71,8 @@ SELECT FROM generate_series(1, CASE
 _STARTED = "SELECT pg_postmaster_start_time(), stats_reset FROM pg_stat_bgwriter"
 PROBE_EVERY = 0.25
 PROBE_TIMEOUT = 1.0
+# A coordinator passes the settings that a transaction makes after this one on to the other nodes, until its end.
+PROPAGATE_SETTINGS = "SET LOCAL citus.propagate_set_commands = 'local'"
 # Texts by which poolers report that, if they do not use the error code for it.
 _POOLER_IS_FULL = "no more connections allowed"
 
@@ -132,7 +134,7 @@ class DatabaseServer:
         self._ending: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[None] | None = None
         self._healing: asyncio.Task[None] | None = None
-        # When the server was away last, in the loop's time, and the times by which a restart is told.
+        # When the server was away last, in the loop's time, and the server's start times, which change with a restart.
         self._outage_at = -math.inf
         self._started: asyncpg.Record | None = None
 
@@ -386,7 +388,7 @@ def _begin_statement(tenant: str, key_id: str, kind: ServerKind, *, is_own: bool
         raise ValueError("not a key's id")
     parts = ["BEGIN", _tenant_statement(tenant, scope="LOCAL ")]
     if kind is ServerKind.COORDINATOR:
-        parts[1:1] = ["SET LOCAL citus.propagate_set_commands = 'local'"]
+        parts[1:1] = [PROPAGATE_SETTINGS]
     elif not is_own:
         parts[1:1] = [f"SET LOCAL ROLE {_ROLE}", "SET LOCAL plan_cache_mode = force_generic_plan"]
     if key_id:

@@ -36,7 +36,7 @@ TABLES: dict[str, tuple[str, str]] = {
         "bigint, integer, integer, float8, text, text, text, boolean, boolean, boolean, text, "
         "bigint, bytea, bytea, timestamptz, bytea, bytea, bigint, text",
     ),
-    "reply_ids": ("seq, id, keeper, usage", "bigint, text, text, bytea"),
+    "reply_ids": ("seq, id, keeper, usage, conversation", "bigint, text, text, bytea, text"),
     "terse": (
         "turn, seq, number, role, source, created_at, text",
         "integer, bigint, integer, text, text, timestamptz, bytea",

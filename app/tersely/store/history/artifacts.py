@@ -39,7 +39,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an output of ``chars`` characters is. ``sha256`` in hex."""
+    """The place of an output of ``chars`` characters. ``sha256`` in hex."""
 
     sha256: str
     seq: int

@@ -1,4 +1,4 @@
-"""What was sent to a model at a call, as references to stored messages.
+"""The contexts that were sent to models, as references to stored messages.
 
 A request repeats most of the previous one. So a call stores a description: which stored message each element of the
 request's message list is, verbatim or with a patch. An element that no stored message gives (heads, shortened texts, a
@@ -23,7 +23,7 @@ BLOCK = 64
 VERSION = 1
 
 FULL, SHORTENED, ADDED = 0, 1, 2
-"""How an element shows its message: as it is, shortened, or as something that no client or model said."""
+"""How an element shows its message: as it is, shortened, or as something that Tersely added."""
 
 
 class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -70,7 +70,7 @@ SAME_TOOLS = b"="
 
 
 class SentTools(msgspec.Struct, frozen=True, array_like=True):
-    """How the tools of a request are made of the client's: ``middle`` stands between their first ``prefix`` and their
+    """The tools of a request, as a change of the client's: ``middle`` stands between their first ``prefix`` and their
     last ``suffix`` bytes. ``checksum`` is that of the result.
     """
 

@@ -60,7 +60,7 @@ class ListedSession(msgspec.Struct, frozen=True, kw_only=True):
     value: object = None
 
 
-class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
+class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filters of a list of sessions; None: no filter. ``query`` is searched for in titles. ``tops``: only sessions
     without a parent.
     """
@@ -84,13 +84,19 @@ class SessionCursor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def page(
-    connection: Connection, tenant: str, narrowing: Narrowing, *, sort: Sort, after: SessionCursor | None, limit: int
+    connection: Connection,
+    tenant: str,
+    session_filter: SessionFilter,
+    *,
+    sort: Sort,
+    after: SessionCursor | None,
+    limit: int,
 ) -> list[ListedSession]:
     """A page of the tenant's sessions behind a cursor."""
     rank, value, rank_type, value_type = ORDERS[sort]
     found: list[ListedSession] = []
     if after is None or after.rank is not None:
-        rules, given = _rules(tenant, narrowing)
+        rules, given = _rules(tenant, session_filter)
         if after is not None:
             n = len(given)
             rules.append(f"{rank} <= ${n + 1}::{rank_type}")
@@ -105,7 +111,7 @@ async def page(
         found = [_listed_from(dict(row)) for row in await connection.fetch(sql, *given)]
         after = None
     if sort == "last_call" and len(found) < limit:
-        rules, given = _rules(tenant, narrowing)
+        rules, given = _rules(tenant, session_filter)
         if after is not None:
             given.append(after.id)
             rules.append(f"id < ${len(given)}")
@@ -117,7 +123,7 @@ async def page(
     return found
 
 
-def _rules(tenant: str, narrowing: Narrowing) -> tuple[list[str], list[object]]:
+def _rules(tenant: str, session_filter: SessionFilter) -> tuple[list[str], list[object]]:
     """The conditions that are asked for, and their parameters: the planner sees no others."""
     rules = ["tenant_id = $1"]
     parameters: list[object] = [tenant]
@@ -127,16 +133,18 @@ def _rules(tenant: str, narrowing: Narrowing) -> tuple[list[str], list[object]]:
             parameters.append(value)
             rules.append(rule.replace("?", f"${len(parameters)}"))
 
-    add("parent = ?", narrowing.parent)
-    add("client_id = ?", narrowing.client_id)
-    add("client = ?", narrowing.client)
-    add("? = ANY(models)", narrowing.model)
-    add("coalesce(strategy, last_strategy) LIKE ?", narrowing.strategy and f"%{_escaped(narrowing.strategy)}%")
-    add("last_call_at >= ?", narrowing.since)
-    if narrowing.query is not None:
-        parameters += [f"%{_escaped(narrowing.query)}%", narrowing.query]
+    add("parent = ?", session_filter.parent)
+    add("client_id = ?", session_filter.client_id)
+    add("client = ?", session_filter.client)
+    add("? = ANY(models)", session_filter.model)
+    add(
+        "coalesce(strategy, last_strategy) LIKE ?", session_filter.strategy and f"%{_escaped(session_filter.strategy)}%"
+    )
+    add("last_call_at >= ?", session_filter.since)
+    if session_filter.query is not None:
+        parameters += [f"%{_escaped(session_filter.query)}%", session_filter.query]
         rules.append(f"(title ILIKE ${len(parameters) - 1} OR id = ${len(parameters)})")
-    if narrowing.tops:
+    if session_filter.tops:
         rules.append("parent IS NULL")
     return rules, parameters
 

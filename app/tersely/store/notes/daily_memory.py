@@ -20,7 +20,7 @@ ADD = """
 INSERT INTO memory (tenant_id, session_id, day, first_seq, last_seq, created_at, text, words, runs)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING
 """
-COLUMNS = "session_id, first_seq, last_seq, created_at, text"
+COLUMNS = "session_id, first_seq, last_seq, created_at, text, runs"
 OF_DAY = f"""
 SELECT {COLUMNS} FROM memory
 WHERE tenant_id = $1 AND day = $2 AND NOT forgotten ORDER BY created_at DESC, session_id, last_seq DESC LIMIT $3
@@ -82,6 +82,11 @@ class MemoryEntry:
     created_at: datetime
     text: str
     runs: tuple[Run, ...] = ()
+
+    @property
+    def ranges(self) -> tuple[Run, ...]:
+        """Return the runs of messages that the entry covers."""
+        return self.runs or ((self.first_seq, self.last_seq),)
 
 
 async def add(connection: Connection, tenant: str, entry: MemoryEntry) -> None:
@@ -194,4 +199,5 @@ def _entry(record: Record) -> MemoryEntry:
         last_seq=record["last_seq"],
         created_at=record["created_at"],
         text=record["text"].decode("utf-8", "replace"),
+        runs=_runs(record),
     )

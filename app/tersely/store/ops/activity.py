@@ -1,4 +1,4 @@
-"""What happened over all sessions of a tenant, by time."""
+"""The activity in all sessions of a tenant, by time."""
 
 from __future__ import annotations
 

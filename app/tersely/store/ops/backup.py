@@ -27,6 +27,7 @@ import asyncpg
 
 from tersely.domain.errors import TerselyError
 from tersely.store.db.connection import TENANT, Connection
+from tersely.store.db.server import PROPAGATE_SETTINGS
 
 FORMAT = "tersely backup 1"
 MANIFEST = "manifest.json"
@@ -54,7 +55,9 @@ WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY
 """
 REVISION = "SELECT version_num FROM alembic_version"
 SEES_ALL = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
-
+# A distributed Postgres (Citus): every node learns which tenant's rows the transaction sees, and gives us one
+# connection, so that its rows are of one moment. A plain Postgres ignores these settings.
+DISTRIBUTED = f"{PROPAGATE_SETTINGS}; SET LOCAL citus.max_adaptive_executor_pool_size = 1"
 
 # The setting by which a transaction sees rows of all tenants, and the tables for which it works.
 _LISTS = ("keys", "sessions", "limits")
@@ -68,7 +71,7 @@ class BackupError(TerselyError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class BackupMember:
     """The rows of one tenant in one table."""
 
     file: str
@@ -86,7 +89,7 @@ class Manifest:
     revision: str
     version: str
     created_at: str
-    members: tuple[Member, ...]
+    members: tuple[BackupMember, ...]
     format: str = FORMAT
 
     def count(self, table: str) -> int:
@@ -116,8 +119,8 @@ async def write_backup(dsn: str, path: Path, *, version: str, now: datetime) -> 
 
     Raises `BackupError`, `OSError`, and what asyncpg raises.
     """
-    members: list[Member] = []
-    async with _connect(dsn) as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+    members: list[BackupMember] = []
+    async with _transaction(dsn, isolation="repeatable_read", readonly=True) as connection:
         revision = await _revision(connection)
         tables = await _tables(connection)
         tenants = await _tenants(connection, tables)
@@ -132,7 +135,7 @@ async def write_backup(dsn: str, path: Path, *, version: str, now: datetime) -> 
                     with tempfile.SpooledTemporaryFile(IN_MEMORY) as rows:
                         count, digest = await _copy_out(connection, table, table.columns, tenant, rows)
                         if count:
-                            member = Member(
+                            member = BackupMember(
                                 file=f"{number}/{table.name}.copy",
                                 tenant=tenant,
                                 table=table.name,
@@ -181,7 +184,7 @@ async def load_backup(dsn: str, path: Path, manifest: Manifest) -> tuple[str, ..
     `BackupError`, `OSError`, and what asyncpg raises; then nothing was written.
     """
     left_out: set[str] = set()
-    async with _connect(dsn) as connection, connection.transaction():
+    async with _transaction(dsn) as connection:
         revision = await _revision(connection)
         if revision != manifest.revision:
             raise BackupError(f"the database is at schema {revision}, the backup at {manifest.revision}")
@@ -207,9 +210,9 @@ async def load_backup(dsn: str, path: Path, manifest: Manifest) -> tuple[str, ..
     return tuple(sorted(left_out))
 
 
-async def _copy_in(connection: Connection, table: _Table, member: Member, content: Any) -> None:
+async def _copy_in(connection: Connection, table: _Table, member: BackupMember, content: Any) -> None:
     """Write one member's rows, read them back and compare. COPY is refused under row-level security, so rows go through
-    a temporary table.
+    a temporary table, from where a statement with RETURNING inserts them on other nodes without COPY too.
     """
     await _see(connection, member.tenant)
     columns = ", ".join(f'"{name}"' for name in member.columns)
@@ -219,7 +222,9 @@ async def _copy_in(connection: Connection, table: _Table, member: Member, conten
     await connection.copy_to_table(
         "tersely_restore", source=content, columns=list(member.columns), format="binary", schema_name="pg_temp"
     )
-    await connection.execute(f'INSERT INTO "{table.name}" ({columns}) SELECT {columns} FROM pg_temp.tersely_restore')
+    await connection.execute(
+        f'INSERT INTO "{table.name}" ({columns}) SELECT {columns} FROM pg_temp.tersely_restore RETURNING 1'
+    )
     await connection.execute("DROP TABLE pg_temp.tersely_restore")
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as rows:
         count, digest = await _copy_out(connection, table, member.columns, member.tenant, rows)
@@ -291,11 +296,13 @@ async def _see(connection: Connection, tenant: str) -> None:
 
 
 @asynccontextmanager
-async def _connect(dsn: str) -> AsyncIterator[Connection]:
-    """A connection of the login's own role, which owns the tables, without a limit of time for its statements."""
+async def _transaction(dsn: str, **options: Any) -> AsyncIterator[Connection]:
+    """A transaction of the login's own role, which owns the tables, without a limit of time for its statements."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_SECONDS, statement_cache_size=0)
     try:
-        yield connection
+        async with connection.transaction(**options):
+            await connection.execute(DISTRIBUTED)
+            yield connection
     finally:
         await connection.close()
 
@@ -336,5 +343,5 @@ def _digest(content: Any) -> str:
 def _parse(value: dict[str, Any]) -> Manifest:
     if value["format"] != FORMAT:
         raise BackupError(f"the file is {value['format']!r}, and this version reads {FORMAT!r}")
-    members = tuple(Member(**{**each, "columns": tuple(each["columns"])}) for each in value["members"])
+    members = tuple(BackupMember(**{**each, "columns": tuple(each["columns"])}) for each in value["members"])
     return Manifest(**{**value, "members": members})

@@ -29,7 +29,7 @@ FORGET = "DELETE FROM commands WHERE tenant_id = $1 AND session_id = $2 AND fini
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class CommandClaim:
     """A command. ``digest`` identifies it with all messages before it; ``last_seq`` is the last stored message."""
 
     session_id: str
@@ -50,7 +50,7 @@ class CommandRecord:
 
 
 async def claim(
-    connection: Connection, tenant: str, claim_row: Claim, *, until: datetime, since: datetime, is_retry: bool
+    connection: Connection, tenant: str, claim_row: CommandClaim, *, until: datetime, since: datetime, is_retry: bool
 ) -> bool:
     """Store the session's newest command; False if it is stored already, begun or answered after ``since``.
 
@@ -69,17 +69,17 @@ async def claim(
     return await connection.fetchval(CLAIM, *given) is not None
 
 
-async def prolong(connection: Connection, tenant: str, claim_row: Claim, until: datetime) -> None:
+async def prolong(connection: Connection, tenant: str, claim_row: CommandClaim, until: datetime) -> None:
     """Somebody is at work on it for longer."""
     await connection.execute(PROLONG, tenant, claim_row.session_id, claim_row.digest, claim_row.started_at, until)
 
 
-async def finish(connection: Connection, tenant: str, claim_row: Claim, text: bytes, now: datetime) -> None:
+async def finish(connection: Connection, tenant: str, claim_row: CommandClaim, text: bytes, now: datetime) -> None:
     """Remember the answer, unless another command has come since."""
     await connection.execute(FINISH, tenant, claim_row.session_id, claim_row.digest, claim_row.started_at, now, text)
 
 
-async def release(connection: Connection, tenant: str, claim_row: Claim) -> None:
+async def release(connection: Connection, tenant: str, claim_row: CommandClaim) -> None:
     """Give a command up, so that a retry may run it."""
     await connection.execute(RELEASE, tenant, claim_row.session_id, claim_row.digest, claim_row.started_at)
 

@@ -52,7 +52,7 @@ MEASURE_LIMIT = 60.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class LimitHolder:
-    """Who is limited: a tenant, or one of its keys. ``key_id`` is empty for the tenant itself."""
+    """The holder of limits: a tenant, or one of its keys. ``key_id`` is empty for the tenant itself."""
 
     tenant: str
     key_id: str = ""

@@ -63,7 +63,7 @@ STRATEGY = f"SELECT strategy FROM shadows WHERE {HERE}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowState:
-    """Where a session's shadow goes on from.
+    """The state from which a session's shadow continues.
 
     ``strategy`` is a configuration text, ``last_call`` the last call that was judged, ``epoch`` that of the contexts
     which were never sent, ``sent`` the messages of the last of them.
@@ -77,7 +77,7 @@ class ShadowState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowCall:
-    """What a call would have sent, and used of that.
+    """The context that a shadow would have sent at a call, and its use by the reply.
 
     ``cached_tokens`` of ``tokens`` repeat the context before. ``full_tokens`` and ``full_cached`` are those of the
     request that was sent. Costs are in USD, None without a known price. The counts of tool calls are those of

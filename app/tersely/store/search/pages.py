@@ -66,7 +66,7 @@ DELETE FROM search_words WHERE tenant_id = $1 AND session_id = $2 AND segment = 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class MessageColumns:
     """The columns that a message's text is made from."""
 
     seq: int
@@ -95,9 +95,11 @@ async def missing_segments(connection: Connection, tenant: str, session_id: str,
     return [record["segment"] for record in await connection.fetch(MISSING_SEGMENTS, tenant, session_id, full)]
 
 
-async def content(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[Content]:
+async def content(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[MessageColumns]:
     """Return the messages ``first`` to ``last``, whatever their status, in order of sequence number."""
-    return [Content(**dict(record)) for record in await connection.fetch(CONTENT, tenant, session_id, first, last)]
+    return [
+        MessageColumns(**dict(record)) for record in await connection.fetch(CONTENT, tenant, session_id, first, last)
+    ]
 
 
 async def edits(connection: Connection, tenant: str, session_id: str, *, lock: bool = False) -> int | None:

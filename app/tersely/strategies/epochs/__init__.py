@@ -1,1 +1,1 @@
-"""When an epoch starts and where it cuts."""
+"""The start of epochs, and their cuts."""

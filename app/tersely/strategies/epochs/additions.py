@@ -1,4 +1,4 @@
-"""When Tersely adds its own instructions and tools to the requests of a session.
+"""Decide when Tersely adds its own instructions and tools to the requests of a session.
 
 Both cost tokens at every call and are of use only once something is cut. So an epoch that shows everything as the
 client sent it is *plain*: its requests carry nothing of Tersely's. When the content reaches a share of the high
@@ -53,7 +53,7 @@ def is_due(snapshot: Snapshot, policy: Policy, needs: CutConditions) -> bool:
 
 
 def may_be_due(snapshot: Snapshot, policy: Policy, needs: CutConditions, *, content: int) -> bool:
-    """Return False only where `is_due` does: told by the tokens of the content, without looking at the messages."""
+    """Return False only where `is_due` does. Decide by the tokens of the content, without reading the messages."""
     epoch = snapshot.epoch
     if epoch is None or not epoch.is_plain:
         return False

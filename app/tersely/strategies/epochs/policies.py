@@ -117,18 +117,18 @@ class CutConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class ContinueEpoch:
     """Continue the current epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advance:
-    """A new epoch starts."""
+class StartEpoch:
+    """Start a new epoch, for this reason."""
 
     reason: Reason
 
 
-EpochDecision = Keep | Advance
+EpochDecision = ContinueEpoch | StartEpoch
 
 
 class TokenSums(NamedTuple):
@@ -247,21 +247,21 @@ def decide_epoch(
     just refused the context of the current epoch as too long.
     """
     if snapshot.epoch is None:
-        return Advance(reason="overflow" if overflow else "first")
+        return StartEpoch(reason="overflow" if overflow else "first")
     if overflow or snapshot.ran_out:
-        return Advance(reason="overflow")
+        return StartEpoch(reason="overflow")
     if isinstance(policy, EveryRequest):
-        return Advance(reason="resume" if _resumes(snapshot, needs, now) else "every_request")
+        return StartEpoch(reason="resume" if _resumes(snapshot, needs, now) else "every_request")
     if snapshot.edited:
-        return Advance(reason="edit")
+        return StartEpoch(reason="edit")
     if snapshot.epoch.fingerprint != current:
-        return Advance(reason="config")
+        return StartEpoch(reason="config")
     if not needs.cuts:
-        return Keep()
+        return ContinueEpoch()
     if _resumes(snapshot, needs, now):
-        return Advance(reason="resume")
+        return StartEpoch(reason="resume")
     if needs.is_over_limit:
-        return Advance(reason=needs.is_over_limit)
+        return StartEpoch(reason=needs.is_over_limit)
     return _decide_cut(snapshot, policy, needs, now)
 
 
@@ -272,14 +272,14 @@ def _resumes(snapshot: Snapshot, needs: CutConditions, now: datetime) -> bool:
 def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: CutConditions, now: datetime) -> EpochDecision:
     content = content_tokens(snapshot)
     if isinstance(policy, Auto) and _is_small(snapshot, policy, needs, content):
-        return Keep()
+        return ContinueEpoch()
     watermarks = compute_watermarks(snapshot, policy, needs)
     if watermarks.room is not None and content > watermarks.room:
-        return Advance(reason="window")
+        return StartEpoch(reason="window")
     if isinstance(policy, Auto) or not needs.by_turns:
         return _decide_auto(snapshot, policy, needs, watermarks, now)
     turns = len({entry.turn for entry in snapshot.entries})
-    return Advance(reason="stride") if turns >= needs.recent_turns + policy.stride else Keep()
+    return StartEpoch(reason="stride") if turns >= needs.recent_turns + policy.stride else ContinueEpoch()
 
 
 def _is_small(snapshot: Snapshot, policy: Auto, needs: CutConditions, content: int) -> bool:
@@ -294,19 +294,19 @@ def _decide_auto(
 ) -> EpochDecision:
     content = content_tokens(snapshot)
     if content <= watermarks.low * COLD_MARGIN and content <= watermarks.high:
-        return Keep()
+        return ContinueEpoch()
     left = _planned_tokens(snapshot, watermarks, needs)
     if left > PROGRESS * content:
-        return Keep()
+        return ContinueEpoch()
     if content > watermarks.high:
-        return Advance(reason="high_watermark")
+        return StartEpoch(reason="high_watermark")
     if not needs.saves or not isinstance(policy, Auto):
-        return Keep()
+        return ContinueEpoch()
     if _is_cold(snapshot, policy, now):
-        return Advance(reason="cold_cache")
+        return StartEpoch(reason="cold_cache")
     if _pays(snapshot, policy, watermarks, _sums_of(snapshot), content, left):
-        return Advance(reason="break_even")
-    return Keep()
+        return StartEpoch(reason="break_even")
+    return ContinueEpoch()
 
 
 def _sums_of(snapshot: Snapshot) -> TokenSums:
@@ -321,7 +321,7 @@ def _sums_of(snapshot: Snapshot) -> TokenSums:
 def keeps_by_sums(
     snapshot: Snapshot, policy: Policy, needs: CutConditions, *, sums: TokenSums, widest: int, now: datetime
 ) -> bool:
-    """Return True only where `decide_epoch` finds no reason to cut: told without looking at the messages.
+    """Return True only where `decide_epoch` finds no reason to cut. Do not read the messages.
 
     The snapshot's epoch must be in force and unedited. ``widest``: at least as many tokens as stand between any two
     successive places of the tail where a cut may be, its beginning included.

@@ -4,7 +4,7 @@
 |---|---|---|
 | permanent | pinned messages | 2000 |
 | session | what past turns came to, one entry each | 4000 |
-| working | the newest turns as they were said | 8000 |
+| working | the newest turns, verbatim | 8000 |
 | volatile | older turns, brought back whole while there is room | the rest of 16000 |
 """
 

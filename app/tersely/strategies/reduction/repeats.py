@@ -123,7 +123,7 @@ def fold_entries(entries: Sequence[Entry], *, encode: Encode) -> tuple[Entry, ..
 
 
 def expand(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return ``entries`` with the text that references stand for, told by the entries alone."""
+    """Return ``entries`` with the text that references stand for. The entries alone contain it."""
     texts = _Texts()
     calls: dict[str, ToolCall] = {}
     whole: list[Entry] = []

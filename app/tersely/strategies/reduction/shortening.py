@@ -250,7 +250,9 @@ def archived_line(text: str, tier: Tier, entry: Entry) -> str:
 
 
 def _way_sentence(read_back: ReadBack, entry: Entry) -> str:
-    """How the model gets the whole text of ``entry``: std::slop's words, without the full stop."""
+    """Return the sentence that tells the model how to get the whole text of ``entry``: std::slop's words, without the
+    full stop.
+    """
     match read_back:
         case "query_db" | "read_artifact, query_db":
             return f'Use query_db(sql="SELECT content FROM messages WHERE id={entry.seq}") to see full output'  # noqa: S608

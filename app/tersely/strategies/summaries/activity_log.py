@@ -44,7 +44,7 @@ def render_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode) -> s
     ``inputs.terse`` are the entries to show, in order. ``inputs.older_turns`` counts turns before them whose entries
     were not loaded: they go into the first rolled-up line.
     """
-    lines = [_Line.of(entry) for entry in inputs.terse]
+    lines = [_LogLine.of(entry) for entry in inputs.terse]
     if not lines and not inputs.older_turns:
         return ""
     older = _OlderTurns(turns=inputs.older_turns, at=inputs.oldest_at)
@@ -175,14 +175,14 @@ def _tools_used(entries: Iterable[Entry]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _LogLine:
     turn: int
     at: datetime
     role: str
     text: str
 
     @classmethod
-    def of(cls, entry: TerseEntry) -> _Line:
+    def of(cls, entry: TerseEntry) -> _LogLine:
         return cls(turn=entry.turn, at=entry.created_at, role=entry.role, text=" ".join(entry.text.split()))
 
     def write(self) -> str:
@@ -199,7 +199,7 @@ def _minute(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
 
 
-def _may_fit(lines: Sequence[_Line], *, limit: int, encode: Encode) -> bool:
+def _may_fit(lines: Sequence[_LogLine], *, limit: int, encode: Encode) -> bool:
     """Return whether it is worth the while to count all lines together: they may come to a token less a line than
     apart.
     """
@@ -211,7 +211,7 @@ def _may_fit(lines: Sequence[_Line], *, limit: int, encode: Encode) -> bool:
     return True
 
 
-def _fitting(lines: Sequence[_Line], *, budget: int, encode: Encode) -> int:
+def _fitting(lines: Sequence[_LogLine], *, budget: int, encode: Encode) -> int:
     """Return how many of the newest lines fit into ``budget`` tokens."""
     spent = 0
     for count, line in enumerate(reversed(lines)):
@@ -221,12 +221,12 @@ def _fitting(lines: Sequence[_Line], *, budget: int, encode: Encode) -> int:
     return len(lines)
 
 
-def _write(lines: Sequence[_Line], rolled: int, older: _OlderTurns, *, roll_chars: int) -> str:
+def _write(lines: Sequence[_LogLine], rolled: int, older: _OlderTurns, *, roll_chars: int) -> str:
     shown = [line.write() for line in lines[rolled:]]
     return "\n".join([ACTIVITY_LOG_TITLE, *_roll_up(lines[:rolled], older, roll_chars), *shown])
 
 
-def _roll_up(lines: Sequence[_Line], older: _OlderTurns, chars: int) -> list[str]:
+def _roll_up(lines: Sequence[_LogLine], older: _OlderTurns, chars: int) -> list[str]:
     """Range lines for the oldest entries: about as many turns in each, and ``chars`` characters of words in all.
 
     Few characters are few lines, so that each says something.

@@ -7,7 +7,6 @@ its best next line until no line fits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,31 +17,15 @@ from tersely.domain.messages import Message, Text, ToolResult
 from tersely.domain.text.clipping import ends, head
 from tersely.domain.tokens import Encode
 from tersely.strategies.summaries.activity_log import clip_line
-from tersely.strategies.summaries.anchors import find_anchors, without_markup
-from tersely.strategies.summaries.facts import DONE, LINE, NAMES, SECTIONS, TASK, cover, write_sections
+from tersely.strategies.summaries.facts import LINE, NAMES, SECTIONS, cover, write_sections
 
 # Of a longer history the beginning and the newest messages are looked through: of each section the first lines and the
 # newest are what stays anyway, and reading ten thousand messages takes seconds.
 FIRST_ENTRIES, NEWEST_ENTRIES = 100, 900
-LOOK_AT = 20_000
-HEADING = "### STATE"
 # Separates a model's summary from the facts after it.
 SINCE = "(After that:)"
-# What other checkpoints call the sections.
-ALIASES = {
-    "constraints": "Goals",
-    "task": "Goals",
-    "key decisions": "Decisions",
-    "critical": "Files and names",
-    "next": "Open",
-    "in progress": "Open",
-    "blocked": "Open",
-    "to do": "Open",
-}
 # A round gives each section one line; names are short and many.
 PER_ROUND = {NAMES: 3}
-
-_HEADING = re.compile(r"#{1,4} +(.{1,40})")
 
 
 def summarize_without_model(entries: Sequence[Entry], *, limit: int, encode: Encode, earlier: str = "") -> str:
@@ -117,80 +100,15 @@ def digest_result(call: str, text: str, *, runes: int) -> str:
     return ends(f"{clip_line(call, runes // 4)}\n{body}" if call else body, runes, "\n[...]\n")
 
 
-def derive_state(entries: Sequence[Entry], *, limit: int, encode: Encode) -> str:
-    """Return a ``### STATE`` block (std::slop, "State Format") in at most ``limit`` tokens: as much of each line as
-    fits.
-
-    Empty where no user message says a goal in words. Markup and unlabelled numbers are read as nothing.
-    """
-    plain = without_markup(entries)
-    goal = _current_goal(plain)
-    if not goal:
-        return ""
-    covered = cover_bounded(plain)
-    names = [name.text for name in covered.names]
-    anchors = find_anchors([_texts(entry.message) for entry in plain])
-    lines = {
-        "Goal": [goal],
-        "Context": [name for name in names if not _is_value(name, anchors)][:12],
-        "Resolved": [_bare(line) for line in write_sections(covered)[DONE][-6:]],
-        "Technical Anchors": anchors[-12:],
-    }
-    for runes in (TASK, LINE, LINE // 2, LINE // 4, LINE // 8):
-        text = "\n".join([HEADING, *(f"{name}: {clip_line('; '.join(items), runes)}" for name, items in lines.items())])
-        if encode(text) <= limit:
-            return text
-    return HEADING
-
-
-def _current_goal(entries: Sequence[Entry]) -> str:
-    """Return the newest text of the user that states something."""
-    questions = (clip_line(entry.message.text, TASK) for entry in reversed(entries) if entry.message.starts_turn)
-    return next((line for line in questions if any(map(str.isalpha, line))), "")
-
-
-def _is_value(name: str, anchors: Sequence[str]) -> bool:
-    """Return whether a name is a number or (part of) an anchor: no file, class or identifier."""
-    return not any(map(str.isalpha, name)) or any(name in anchor for anchor in anchors)
-
-
-def read_sections(text: str) -> dict[str, list[str]]:
-    """Return the lines of a summary by section. Lines under an unknown heading count as done."""
-    found: dict[str, list[str]] = {}
-    section = "Done"
-    for raw in text.splitlines():
-        line = raw.strip()
-        if heading := _HEADING.fullmatch(line):
-            section = _known(heading[1])
-        elif line and line not in ("-", "(none)", "none"):
-            found.setdefault(section, []).append(clip_line(line.removeprefix("- "), TASK))
-    return found
-
-
-def _known(heading: str) -> str:
-    word = heading.strip(" :").lower()
-    known = {**{name.split()[0].lower().rstrip("s"): name for name in SECTIONS}, **ALIASES}
-    return next((section for start, section in known.items() if word.startswith(start)), "Done")
-
-
-def _texts(message: Message) -> str:
-    return "\n".join(ends(part.text, LOOK_AT, "\n") for part in message.parts if isinstance(part, Text | ToolResult))
-
-
-def _bare(line: str) -> str:
-    """Return a line without the name of its turn."""
-    return re.sub(r"^t\d+: | t\d+$", "", line)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _SectionLine:
     section: str
     index: int
     text: str
 
 
 def _render(sections: Mapping[str, list[str]], *, limit: int, encode: Encode) -> str:
-    chosen: list[_Line] = []
+    chosen: list[_SectionLine] = []
     spent = 0
     for line in _by_turns(sections):
         is_first = all(other.section != line.section for other in chosen)
@@ -204,7 +122,7 @@ def _render(sections: Mapping[str, list[str]], *, limit: int, encode: Encode) ->
     return _write(chosen)
 
 
-def _by_turns(sections: Mapping[str, list[str]]) -> Iterator[_Line]:
+def _by_turns(sections: Mapping[str, list[str]]) -> Iterator[_SectionLine]:
     """Yield the lines in the order in which they get room: round by round, one section after the other."""
     queues = {name: list(_preferred(name, sections.get(name, []))) for name in SECTIONS}
     while any(queues.values()):
@@ -214,15 +132,15 @@ def _by_turns(sections: Mapping[str, list[str]]) -> Iterator[_Line]:
                     yield queue.pop(0)
 
 
-def _preferred(section: str, lines: Sequence[str]) -> Iterator[_Line]:
+def _preferred(section: str, lines: Sequence[str]) -> Iterator[_SectionLine]:
     """Names as they are ranked; of everything else the first line, then the newest backwards."""
-    placed = [_Line(section=section, index=index, text=text) for index, text in enumerate(lines)]
+    placed = [_SectionLine(section=section, index=index, text=text) for index, text in enumerate(lines)]
     if section == NAMES:
         return iter(placed)
     return iter([*placed[:1], *reversed(placed[1:])])
 
 
-def _write(chosen: Sequence[_Line]) -> str:
+def _write(chosen: Sequence[_SectionLine]) -> str:
     pieces = []
     for name in SECTIONS:
         lines = sorted((line for line in chosen if line.section == name), key=lambda line: line.index)

@@ -230,7 +230,8 @@ def without_model(
 ) -> str:
     """Return the summary that is used if no model can be called, in at most ``limit`` tokens.
 
-    See `tersely.strategies.summaries.extractive`. Empty if there is nothing to summarise.
+    See `tersely.strategies.summaries.extractive`. Empty if there is nothing to summarise, and for
+    a state block: only a model writes one.
     """
     match purpose:
         case "tool_result":
@@ -242,7 +243,7 @@ def without_model(
                 else extractive.summarize_without_model(entries, limit=limit, encode=encode)
             )
         case "state":
-            return extractive.derive_state(entries, limit=limit, encode=encode)
+            return ""
         case "tasks":
             lines = [f"{write_turn_id(each.turn)}: {each.text}" for each in derive_missing(entries, ())]
             fitting = _clip_lines(lines, limit, encode)

@@ -90,7 +90,7 @@ class TenantLimits(EffectiveLimits):
 
 
 class KeyUse(BaseModel):
-    """What has been used of the limits. Workers take up to a hundredth of a limit ahead of need."""
+    """The used part of the limits. Workers take up to a hundredth of a limit ahead of need."""
 
     requests_per_minute: int
     concurrent: int

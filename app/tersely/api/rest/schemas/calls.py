@@ -47,7 +47,7 @@ class CallPage(BaseModel):
 
 
 class LineOut(BaseModel):
-    """Whether and how one message was kept. `seq` is null for a message that Tersely added. `index` is its position in
+    """A message and how the context kept it. `seq` is null for a message that Tersely added. `index` is its position in
     `messages`.
     """
 

@@ -21,7 +21,7 @@ TurnId = Annotated[str, Field(examples=["t7"], description="`t1`, `t2`, ...; nev
 
 
 class Body(BaseModel):
-    """What is sent to Tersely: strict types, no unknown fields."""
+    """A request body: strict types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -83,7 +83,7 @@ class ShadowEdits(BaseModel):
 
 
 class Shadow(BaseModel):
-    """What a strategy that was only tried out would have sent.
+    """The contexts of a strategy that is only tried out.
 
     `relative_price` is the price relative to what was sent: in money where all calls have a price, else of the tokens
     with a perfect cache. `missing_calls` used something that would have been missing.

@@ -73,7 +73,7 @@ class LayerOut(BaseModel):
 
 
 class TurnReportOut(BaseModel):
-    """Whether and how a turn was kept, and why."""
+    """A turn: how it was kept, and why."""
 
     turn: TurnId
     kept: Kept
@@ -82,7 +82,7 @@ class TurnReportOut(BaseModel):
 
 
 class ReportOut(BaseModel):
-    """Which turns were kept, shortened or left out, and why."""
+    """The turns that were kept, shortened or left out, and why."""
 
     tokens_before: int
     tokens_after: int

@@ -67,13 +67,23 @@ class MemoPage(BaseModel):
     next: str | None
 
 
+class SeqRange(BaseModel):
+    """A run of messages, from `first_seq` to `last_seq`, both included."""
+
+    first_seq: int
+    last_seq: int
+
+
 class MemoryOut(BaseModel):
-    """A summary of a session's messages `first_seq` to `last_seq`."""
+    """A summary of a session's messages in `ranges`, which lie between `first_seq` and `last_seq`."""
 
     day: str
     session: str
     first_seq: int
     last_seq: int
+    ranges: list[SeqRange] = Field(
+        description="The runs of messages that the entry covers. No two entries of a session cover the same message."
+    )
     text: str
     created_at: str
 
@@ -86,6 +96,6 @@ class MemoryPage(BaseModel):
 
 
 class ForgottenOut(BaseModel):
-    """How many entries were deleted."""
+    """The number of deleted entries."""
 
     deleted: int

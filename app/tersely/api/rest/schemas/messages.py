@@ -52,7 +52,7 @@ class AppendMessages(Body):
 
 
 class PutPriority(Body):
-    """How important a message is."""
+    """The importance of a message."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 75}]})
 

@@ -6,8 +6,8 @@ from importlib.resources import files
 from typing import Literal
 
 Purpose = Literal["checkpoint", "tool_result", "trim", "ahead", "task", "tasks", "state"]
-"""What a summary is for: compact's checkpoints and archived results, trim's memory (``ahead``: made before the messages
-leave the context, and no part of the memory yet), tiered's tasks, one or several, window's state.
+"""The purpose of a summary: compact's checkpoints and archived results, trim's memory (``ahead``: made before the
+messages leave the context, and no part of the memory yet), tiered's tasks, one or several, window's state.
 """
 
 PURPOSES: tuple[Purpose, ...] = ("checkpoint", "tool_result", "trim", "ahead", "task", "tasks", "state")

@@ -13,12 +13,12 @@ from tersely.dialects.headers import Headers, own_headers
 from tersely.service.common.auth import read_credentials
 from tersely.service.proxy.calls import CallOptions, read_options
 
-# The most openings in the cache, and the most bytes of address and headers of one.
+# The most heads in the cache, and the most bytes of address and headers of one.
 MAX_KEPT = 512
 MAX_BYTES = 8 * 1024
 
 
-class Opening:
+class RequestHead:
     """The parsed first line and headers of a request.
 
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
@@ -59,14 +59,14 @@ class Opening:
         return self._options
 
 
-class Openings:
-    """A bounded cache of openings, by first line and headers."""
+class RequestHeads:
+    """A bounded cache of heads, by first line and headers."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], Opening] = {}
+        self._kept: dict[tuple[object, ...], RequestHead] = {}
 
-    def read(self, scope: Scope) -> Opening | None:
-        """Return the opening of a request; None if the request is for no model host."""
+    def read(self, scope: Scope) -> RequestHead | None:
+        """Return the head of a request (its first line and headers); None if the request is for no model host."""
         headers = tuple([header for header in scope["headers"] if header[0] != b"content-length"])
         key = scope["method"], scope["path"], scope.get("raw_path"), scope.get("query_string"), headers
         found = self._kept.get(key)
@@ -79,12 +79,12 @@ class Openings:
         return found
 
 
-def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Opening | None:
+def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> RequestHead | None:
     found = texts(headers)
     host, path = split_name(scope["path"])
     raw = split_name(raw_target(scope))[1]
     target = find_target(scope["method"], path, raw, dict(found))
-    return None if target is None else Opening(target, host, raw, found)
+    return None if target is None else RequestHead(target, host, raw, found)
 
 
 def _size(headers: Sequence[tuple[bytes, bytes]]) -> int:

@@ -60,7 +60,7 @@ REMEMBERED = timedelta(days=7)
 Key = tuple[str, str, str | bytes]
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _SpooledExchange(msgspec.Struct, eq=False):
     """An exchange in a file. ``pending``: its writes, which may be under way; the last one is the reply's. After
     ``failures`` it is tried again at ``retry_at``, in the loop's time.
     """
@@ -75,7 +75,7 @@ class _Waiting(msgspec.Struct, eq=False):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it failed so often that other calls of its tenant no longer wait for it at other replicas."""
+        """True after so many failures that other calls of its tenant no longer wait for it at other replicas."""
         return self.failures >= MOST_FAILURES
 
 
@@ -88,7 +88,7 @@ class _QueuedExchange(msgspec.Struct, eq=False):
     done: asyncio.Future[None]
 
 
-class ExchangeKeeper:
+class DurableWriter:
     """Stores exchanges, and replays those that had to wait."""
 
     def __init__(
@@ -113,7 +113,7 @@ class ExchangeKeeper:
         self._marks = SpoolMarks(database, process=name, clock=clock)
         self._own: SpoolFile | None = None
         self._counts: dict[SpoolFile, int] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_SpooledExchange] = deque()
         self._keys: Counter[Key] = Counter()
         self._damaged: set[SpoolFile] = set()
         self._unwritten: list[_QueuedExchange] = []
@@ -124,7 +124,7 @@ class ExchangeKeeper:
 
     @property
     def waiting(self) -> int:
-        """How many exchanges wait to be replayed."""
+        """The number of exchanges that wait to be replayed."""
         return len(self._queue)
 
     async def open(self) -> None:
@@ -178,7 +178,7 @@ class ExchangeKeeper:
         exchange = exchange_of(write, own_id=own_id, client=client)
         if self._keys.keys().isdisjoint(_keys_of(exchange)) and await self._write_within(exchange, end):
             return None
-        # Of these the last one tells whether the exchange is stored: that of its reply, also where that has failed.
+        # The last one, that of the reply, decides whether the exchange is stored, also where it has failed.
         pending = (reply,) if write.request_stored is None else (write.request_stored, reply)
         await self.spool(exchange, pending)
         return None
@@ -223,7 +223,11 @@ class ExchangeKeeper:
                     continue
                 del self._unwritten[: len(batch)]
                 for each, place in zip(batch, places, strict=True):
-                    self._add(_Waiting(file, place, each.exchange.tenant, _keys_of(each.exchange), tuple(each.pending)))
+                    self._add(
+                        _SpooledExchange(
+                            file, place, each.exchange.tenant, _keys_of(each.exchange), tuple(each.pending)
+                        )
+                    )
                 await self._marks.write()
                 for each in batch:
                     if not each.done.done():
@@ -238,7 +242,7 @@ class ExchangeKeeper:
             self._own = SpoolFile.create(self._directory, self._name)
         return self._own, self._own.append(payloads)
 
-    def _add(self, waiting: _Waiting) -> None:
+    def _add(self, waiting: _SpooledExchange) -> None:
         self._queue.append(waiting)
         self._counts[waiting.file] = self._counts.get(waiting.file, 0) + 1
         self._keys.update(waiting.keys)
@@ -316,7 +320,7 @@ class ExchangeKeeper:
                 continue
             await self._finish(waiting)
 
-    def _next(self) -> _Waiting | None:
+    def _next(self) -> _SpooledExchange | None:
         """Return the first exchange that may be tried now and continues none that waits for its next try. Exchanges of
         tenants whose part of the database is away let the others pass.
         """
@@ -331,7 +335,7 @@ class ExchangeKeeper:
             stuck |= waiting.keys
         return None
 
-    async def _note_failure(self, waiting: _Waiting, error: StoreUnavailable) -> None:
+    async def _note_failure(self, waiting: _SpooledExchange, error: StoreUnavailable) -> None:
         """Count a failure, unless the database is away; after too many, postpone the next try."""
         if self._database.is_away(waiting.tenant):
             return
@@ -342,7 +346,7 @@ class ExchangeKeeper:
             waiting.retry_at = asyncio.get_running_loop().time() + RETRY_FAILED_EVERY
             _log.warning("an exchange in the spool failed %d times: %s", waiting.failures, error.detail)
 
-    async def _replay(self, waiting: _Waiting) -> None:
+    async def _replay(self, waiting: _SpooledExchange) -> None:
         """Store a waiting exchange. Raises `StoreUnavailable` where the database is away."""
         for each in waiting.pending:
             with suppress(Exception):
@@ -380,7 +384,7 @@ class ExchangeKeeper:
         self._metrics.write_failures.labels("refused").inc()
         _log.error("an exchange could not be stored (%s) and is kept in %s", type(error).__name__, path)
 
-    async def _finish(self, waiting: _Waiting) -> None:
+    async def _finish(self, waiting: _SpooledExchange) -> None:
         self._queue.remove(waiting)
         self._counts[waiting.file] -= 1
         if not waiting.is_stuck:
@@ -487,7 +491,7 @@ class ExchangeKeeper:
         except OSError as error:
             _log.error("a spool could not be adopted: %s", error.strerror or type(error).__name__)
 
-    def _read_orphans(self) -> list[tuple[SpoolFile, list[_Waiting]]]:
+    def _read_orphans(self) -> list[tuple[SpoolFile, list[_SpooledExchange]]]:
         own = {file.path for file in (*self._counts, self._own) if file}
         found = []
         for path in spool.orphans(self._directory):
@@ -506,12 +510,12 @@ class ExchangeKeeper:
                 file.remove()
         return found
 
-    def _indexed(self, file: SpoolFile, place: int, payload: bytes) -> _Waiting:
+    def _indexed(self, file: SpoolFile, place: int, payload: bytes) -> _SpooledExchange:
         try:
             exchange = decode(payload)
-        except ValueError:  # of another version: the replay will set it aside
-            return _Waiting(file, place, "", frozenset())
-        return _Waiting(file, place, exchange.tenant, _keys_of(exchange))
+        except ValueError:  # of another version: the replay moves it out of the spool
+            return _SpooledExchange(file, place, "", frozenset())
+        return _SpooledExchange(file, place, exchange.tenant, _keys_of(exchange))
 
 
 def _keys_of(exchange: Exchange) -> frozenset[Key]:

@@ -27,10 +27,10 @@ from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_deltas import first_deltas, next_deltas, shows_delta
 from tersely.service.proxy.live_frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_preparing import TAIL
-from tersely.service.proxy.live_sessions import DeltaSession, LiveSession, Sums, VolatileMessage, size_of, steady
+from tersely.service.proxy.live_sessions import ContextSums, DeltaSession, LiveSession, VolatileMessage, size_of, steady
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
-from tersely.store.commit.records import ReplyWrite, StoredReply, session_after
+from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
 from tersely.store.history.messages import TailRow
 from tersely.store.history.tail_cache import TailCache, row_of
 from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
@@ -54,7 +54,7 @@ class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame | None = None
 
 
-class LiveKeeper:
+class LiveSessionBuilder:
     """Makes the live sessions of one dialect."""
 
     def __init__(self, dialect: Dialect, *, owner: int, tails: TailCache, new_id: Callable[[], str]) -> None:
@@ -86,10 +86,10 @@ class LiveKeeper:
         counts = {placed.seq: count for placed, count in new if placed.is_new}
         if not is_delta:
             counts |= {each.row.seq: each.row.tokens for each in rows}
-            return self._first(call, prepared, session, rows, counts, None)
+            return self._build(call, prepared, session, rows, counts, None)
         # Stored messages have their counts; those that were written anew have estimates at every call.
         counts = {entry.seq: entry.tokens for entry in prepared.loaded.snapshot.entries} | counts
-        return self._first(call, prepared, session, rows, counts, first_deltas(prepared, write))
+        return self._build(call, prepared, session, rows, counts, first_deltas(prepared, write))
 
     def _read_tail(self, call: Call, write: ReplyWrite) -> tuple[Session, list[TailRow]] | None:
         """Return the session and its tail after a call that brought its history; None if they are not at hand."""
@@ -127,8 +127,6 @@ class LiveKeeper:
         messages, counts = found.history.messages, write.request.tokens
         counted = zip(call.added[1:], counts[found.echoes :], strict=True)
         new = (call.added[0], *(structs.replace(entry, tokens=count) for entry, count in counted))
-        before = live.snapshot
-        known = before.entries[: len(before.entries) - len(found.revised)] if found.revised else before.entries
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
@@ -150,13 +148,7 @@ class LiveKeeper:
             sent_end=len(call.body) - len(live.sent_suffix),
             first_messages=first,
             last_question=question,
-            snapshot=structs.replace(
-                before,
-                entries=(*known, *found.revised, *new),
-                calls=state.calls,
-                last_call_at=state.last_call_at,
-                window=call.window,
-            ),
+            snapshot=_grown_snapshot(call, new, state),
             sums=live.sums.with_added(new, turn=live.turn),
             is_verbatim=call.is_verbatim,
             shown_kinds=call.shown_tags,
@@ -169,7 +161,7 @@ class LiveKeeper:
             deltas=deltas,
         )
 
-    def _first(
+    def _build(
         self,
         call: Call,
         prepared: PreparedCall,
@@ -268,7 +260,9 @@ class LiveKeeper:
         place: tuple[int, int],
         volatile: Sequence[VolatileMessage],
     ) -> Frame | None:
-        """What stays of the body that went upstream; None where that is not written message by message."""
+        """Return the parts of the upstream body that the next body repeats; None if that body is not written message by
+        message.
+        """
         sources = prepared.sources or ()
         added = len(volatile)
         frozen = 1 + max((index for index, source in enumerate(sources) if _is_in_head(source, epoch)), default=-1)
@@ -293,6 +287,19 @@ class LiveKeeper:
         return frame if written is not None and written.body == prepared.body else None
 
 
+def _grown_snapshot(call: LiveCall, new: Sequence[Entry], state: SessionCounters) -> Snapshot:
+    """Return the snapshot after a live call: its revised and new messages behind the known ones."""
+    before, revised = call.live.snapshot, call.found.revised
+    known = before.entries[: len(before.entries) - len(revised)] if revised else before.entries
+    return structs.replace(
+        before,
+        entries=(*known, *revised, *new),
+        calls=state.calls,
+        last_call_at=state.last_call_at,
+        window=call.window,
+    )
+
+
 class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context that a call of the full path sent, for the next call to continue. ``snapshot`` has the messages
     with the tokens that are stored; ``layers`` are those of the report before the tail.
@@ -300,7 +307,7 @@ class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: Epoch
     snapshot: Snapshot
-    sums: Sums
+    sums: ContextSums
     layers: tuple[LayerReport, ...]
     is_whole: bool
 
@@ -378,8 +385,8 @@ def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tu
     return kept, tuple(entry for entry in shown if entry.seq >= epoch.cut)
 
 
-def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: Sums) -> bool:
-    """Whether the sums give what the report says: else something counts that they do not know of."""
+def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: ContextSums) -> bool:
+    """Return whether the sums equal the tokens of the report. Otherwise the report counts something that they lack."""
     report = built.context.report
     if report.tokens_after != fixed + sums.head + sums.kept + sums.tail:
         return False
@@ -405,11 +412,11 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[VolatileMe
     return tuple(VolatileMessage(message.raw, each.digest) for message, each in incoming)
 
 
-def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blocks: int) -> Sums:
+def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blocks: int) -> ContextSums:
     everything = (*kept, *tail)
     running = everything[-1].turn
     has_pins = any(entry.pinned for entry in everything)
-    return Sums(
+    return ContextSums(
         head=epoch.head_tokens + around_blocks,
         kept=count_entries(kept),
         tail=count_entries(tail),
@@ -431,7 +438,7 @@ def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:
 
 
 def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
-    """Whether a context shows the messages of the epoch as they are, and the next one will show them so again."""
+    """Return whether a context shows the messages of the epoch unchanged, and the next one will show them so again."""
     context = built.context
     if context.epoch.number != epoch.number or context.repairs or context.must_answer:
         return False
@@ -449,7 +456,9 @@ def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry
 
 
 def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
-    """Whether a history shows a message twice that is kept from before the cut: which is which is looked up then."""
+    """Return whether a history has equal messages, one of them kept from before the cut: only a lookup can tell which
+    is which.
+    """
     if not kept or prepared.match.is_delta:
         return False
     placed, incoming = prepared.match.decision.placed, prepared.history.identities
@@ -465,7 +474,9 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
 
 
 def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, reply: TailRow) -> bool:
-    """Whether messages are in the order of their numbers, unaltered, around the cut, and the user opened the turn."""
+    """Return whether messages stand in the order of their numbers, unaltered, around the cut, and the user opened the
+    turn.
+    """
     everything = (*kept, *entries)
     if any(entry.prefix or entry.is_shortened for entry in everything):
         return False
@@ -501,7 +512,7 @@ def _rows_of(write: ReplyWrite) -> list[TailRow]:
 
 
 def _is_plain_reply(write: ReplyWrite) -> bool:
-    """Whether a call got one whole reply, and nothing beside it."""
+    """Return whether a call got one whole reply, and nothing beside it."""
     if len(write.replies) != 1:
         return False
     (reply,) = write.replies
@@ -510,7 +521,7 @@ def _is_plain_reply(write: ReplyWrite) -> bool:
 
 
 def _is_plain_call(prepared: PreparedCall) -> bool:
-    """Whether the full path prepared a call without anything that a live call does not do again."""
+    """Return whether the full path prepared a call without anything that a live call does not do again."""
     found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
     decision = found.decision
     if found.expanded_from or prepared.resolved is not None or prepared.is_at_host or prepared.round_messages:

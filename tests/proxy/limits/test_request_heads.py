@@ -1,4 +1,4 @@
-"""What a worker keeps of the requests that it was sent: bounded, whoever sends them."""
+"""The memory that a worker spends on the request_heads of requests is bounded, whoever sends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tersely.api.openings import Openings
+from tersely.api.request_heads import RequestHeads
 from tersely.api.transport.body import Scope
 
 
@@ -32,11 +32,11 @@ def scope_of(path: str = "/v1/chat/completions", query: str = "", key: str = "sk
     ids=["path", "query", "header"],
 )
 def test_long_requests_are_not_kept(long: Callable[[int], Scope]) -> None:
-    openings = Openings()
+    request_heads = RequestHeads()
     tracemalloc.start()
     try:
         for number in range(100):
-            assert openings.read(long(number)) is not None
+            assert request_heads.read(long(number)) is not None
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -44,12 +44,12 @@ def test_long_requests_are_not_kept(long: Callable[[int], Scope]) -> None:
 
 
 def test_requests_of_another_caller_are_read_anew() -> None:
-    openings = Openings()
-    first = openings.read(scope_of(query="key=tsk_mine"))
+    request_heads = RequestHeads()
+    first = request_heads.read(scope_of(query="key=tsk_mine"))
     assert first is not None
-    assert openings.read(scope_of(query="key=tsk_mine")) is first
+    assert request_heads.read(scope_of(query="key=tsk_mine")) is first
     for other in (scope_of(query="key=tsk_theirs"), scope_of(query="key=tsk_mine", key="sk-2")):
-        found = openings.read(other)
+        found = request_heads.read(other)
         assert found is not None
         assert found is not first
         assert found.headers != first.headers
