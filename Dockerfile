@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
 # Two stages: the first installs, the second only runs. Nothing is compiled: all dependencies come as wheels.
 
-# Name one with a digest to build from just that: --build-arg PYTHON_IMAGE=python:3.13-slim-bookworm@sha256:...
-ARG PYTHON_IMAGE=python:3.13-slim-bookworm
+# `make pin-images` prints the digest that the tag has today.
+ARG PYTHON_IMAGE=python:3.13.14-slim-bookworm@sha256:9d7f287598e1a5a978c015ee176d8216435aaf335ed69ac3c38dd1bbb10e8d64
 
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore

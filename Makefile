@@ -89,7 +89,7 @@ demo-transcript: $(VENV)/.dev ## write the demo of the console, with the scripte
 
 pin-images: ## print the digests that the compose file's images have today, as lines for .env (needs docker and the registry)
 	@grep -ohE '[A-Z]+_IMAGE:-[^}]+' docker-compose.yml | sort -u | while IFS= read -r each; do \
-		name="$${each%%:-*}" image="$${each#*:-}"; \
+		name="$${each%%:-*}" image="$${each#*:-}"; image="$${image%@*}"; \
 		digest="$$(docker buildx imagetools inspect "$$image" --format '{{.Manifest.Digest}}')" || exit 1; \
 		echo "$$name=$$image@$$digest"; \
 	done

@@ -187,7 +187,17 @@ def test_compose_takes_every_setting_from_an_environment_file(monkeypatch: pytes
     assert "@postgres:" in read.database_url.get_secret_value()
 
 
-def test_every_image_can_be_pinned_by_digest():
+def test_every_image_is_pinned_by_digest():
+    compose = re.findall(r"\$\{[A-Z]+_IMAGE:-([^}]+)\}", (ROOT / "docker-compose.yml").read_text())
+    base = re.search(r"^ARG PYTHON_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert base is not None
+    assert base[1] in compose
+    assert len(compose) == 4
+    for image in compose:
+        assert re.fullmatch(r"[a-z/]+:v?[\d.]+(-[a-z-]+)?@sha256:[0-9a-f]{64}", image), image
+
+
+def test_every_image_can_be_replaced():
     pinned = "registry.example/it@sha256:" + "a" * 64
     text = (ROOT / "docker-compose.yml").read_text()
     variables = set(re.findall(r"\$\{([A-Z]+_IMAGE):-", text))
@@ -233,7 +243,7 @@ def test_pin_images_writes_a_line_for_each_image_of_the_compose_file(tmp_path: P
     assert lines.keys() == set(re.findall(r"\$\{(\w+_IMAGE):-", compose))
     for name, image in lines.items():
         assert image.endswith(f"@{digest}")
-        assert f"{name}:-{image.partition('@')[0]}}}" in compose
+        assert f"{name}:-{image.partition('@')[0]}@" in compose
     fake.write_text("#!/bin/sh\nexit 1\n")
     failed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert failed.returncode != 0

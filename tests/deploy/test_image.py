@@ -47,15 +47,17 @@ def base_image() -> str:
         pytest.skip("buildah is not installed: the image is not built")
     if os.environ.get(BASE):
         return os.environ[BASE]
-    found = re.search(r"^ARG PYTHON_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    # buildah pulls by tag or by digest, not by both.
+    found = re.search(r"^ARG PYTHON_IMAGE=(\w+):\S+(@\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert found is not None
+    image = f"docker.io/library/{found[1]}{found[2]}"
     try:
-        is_there = buildah("pull", f"docker.io/library/{found[1]}", timeout=PULL_SECONDS).returncode == 0
+        is_there = buildah("pull", image, timeout=PULL_SECONDS).returncode == 0
     except subprocess.TimeoutExpired:
         is_there = False
     if not is_there:
-        pytest.skip(f"{found[1]} cannot be pulled, and {BASE} names no other base: the image is not built")
-    return f"docker.io/library/{found[1]}"
+        pytest.skip(f"{image} cannot be pulled, and {BASE} names no other base: the image is not built")
+    return image
 
 
 def pip_files() -> list[str]:
