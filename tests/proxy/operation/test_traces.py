@@ -12,12 +12,20 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.trace import SpanContext
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from tersely import __version__
 from tersely.domain.messages import Dialect
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.common.tracing import CallSpan, CallTrace
 from tersely.telemetry import is_wanted
+from tersely.telemetry.span_export import SpanEncoder
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES
 from tests.support.otlp import ReceivedSpan, Receiver, receiver
@@ -244,6 +252,46 @@ def test_a_step_that_ends_after_its_call_is_exported() -> None:
         trace.finish({"status": 499})
         assert exported == ["context", "call"]
     assert exported == ["context", "call", "store"]
+
+
+CONTEXTS = st.builds(
+    SpanContext,
+    st.integers(1, 2**128 - 1),
+    st.integers(1, 2**64 - 1),
+    is_remote=st.booleans(),
+    trace_flags=st.sampled_from([TraceFlags(1), TraceFlags(3)]),
+    trace_state=st.sampled_from([None, TraceState(), TraceState([("a", "1"), ("b@c", "x y")])]),
+)
+VALUES = st.one_of(st.text(max_size=20), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
+SPANS = st.builds(
+    CallSpan,
+    CONTEXTS,
+    st.none() | CONTEXTS,
+    st.text(max_size=20),
+    kind=st.sampled_from([SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT]),
+    attributes=st.dictionaries(st.text(min_size=1, max_size=20), VALUES, max_size=5),
+    has_failed=st.booleans(),
+    started_at=st.integers(0, 2**63),
+    ended_at=st.integers(0, 2**63),
+)
+
+
+@given(st.lists(SPANS, min_size=1, max_size=4))
+def test_spans_are_encoded_as_the_sdk_encodes_them(spans: list[CallSpan]) -> None:
+    resource = Resource({"service.name": "tersely", "host.ids": ["a", "b"]}, "https://schema.example")
+    scope = InstrumentationScope("tersely", __version__)
+    by_sdk = encode_spans(
+        [
+            ReadableSpan(
+                name=span.name, context=span.context, parent=span.parent, resource=resource,
+                attributes=span.attributes, kind=span.kind,
+                status=Status(StatusCode.ERROR if span.has_failed else StatusCode.UNSET),
+                start_time=span.started_at, end_time=span.ended_at, instrumentation_scope=scope,
+            )
+            for span in spans
+        ]
+    )  # fmt: skip
+    assert SpanEncoder(resource, SpanLimits()).encode(spans) == by_sdk
 
 
 async def test_a_new_trace_has_random_ids_and_keeps_limits_of_attributes(
