@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +30,8 @@ KNOCK_SECONDS = 2.0
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 TELL_EVERY = 5.0
+# What ends a command from outside: `kill`, and a terminal that is closed.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 KEY_HEADER = "X-Tersely-Key"
 KEY_VARIABLE = "TERSELY_KEY"
 
@@ -84,6 +88,8 @@ def wrap(command: list[str], *, url: str | None, key: str | None, upstream: str 
     program = shutil.which(command[0])
     if program is None:
         raise CommandError(f"there is no program {command[0]} on the PATH: install it first")
+    for number in ENDING:
+        signal.signal(number, _leave)
     with _service(url, upstream) as base:
         launch = launch_of(Path(command[0]).stem, base, key)
         print_error(f"{command[0]} talks to Tersely at {base}; what it says is stored there: {base}/console")
@@ -97,15 +103,66 @@ def wrap(command: list[str], *, url: str | None, key: str | None, upstream: str 
 @contextlib.contextmanager
 def _service(url: str | None, upstream: str | None) -> Iterator[str]:
     """Yield the address of a service: the given one, the default one, or one that is started for this agent."""
-    base = (url or DEFAULT_URL).rstrip("/")
-    if upstream is None or url is not None:
-        if _answers(base):
-            yield base
-            return
-        if url is not None:
+    if url is not None:
+        base = url.rstrip("/")
+        if not _answers(base):
             raise CommandError(f"nothing answers at {base}: start `tersely serve` there, or leave --url out")
-    port = "0" if upstream is not None or _is_taken(base) else str(urlsplit(base).port)
-    arguments = ["serve", "--port", port, *(["--upstream", upstream] if upstream else [])]
+        yield base
+    elif upstream is not None:
+        with _started(0, upstream) as base:
+            yield base
+    else:
+        with _lock("use", fcntl.LOCK_SH) as use, _shared_service(use) as base:
+            yield base
+
+
+@contextlib.contextmanager
+def _shared_service(use: int | None) -> Iterator[str]:
+    """Yield the address of the default service. If it is started here, it ends with the last agent that uses it."""
+    with contextlib.ExitStack() as stack:
+        with _lock("start", fcntl.LOCK_EX):  # of agents that start together, one starts the service
+            if _answers(DEFAULT_URL):
+                base = DEFAULT_URL
+            else:
+                port = 0 if _is_taken(DEFAULT_URL) else urlsplit(DEFAULT_URL).port or 0
+                base = stack.enter_context(_started(port))
+                stack.callback(_wait_for_others, use)
+        yield base
+
+
+@contextlib.contextmanager
+def _lock(name: str, operation: int) -> Iterator[int | None]:
+    """Hold a lock among this user's wraps; None where the directory for temporary files permits none."""
+    path = Path(tempfile.gettempdir()) / f"tersely-wrap-{os.getuid()}-{name}.lock"
+    try:
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield None
+        return
+    try:
+        fcntl.flock(file, operation)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _wait_for_others(use: int | None) -> None:
+    """Wait until no other agent uses the service that was started here."""
+    if use is None:
+        return
+    try:
+        fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print_error("other agents still use this Tersely: it ends with the last of them, or by Ctrl-C")
+        with contextlib.suppress(KeyboardInterrupt):
+            fcntl.flock(use, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def _started(port: int, upstream: str | None = None) -> Iterator[str]:
+    """Yield the address of a service that is started here."""
+    arguments = ["serve", "--port", str(port), *(["--upstream", upstream] if upstream else [])]
     print_error("no Tersely runs yet: starting one that ends with the agent")
     process = subprocess.Popen(
         [sys.executable, "-m", "tersely", *arguments],
@@ -168,16 +225,21 @@ def _is_taken(base: str) -> bool:
 
 @contextlib.contextmanager
 def _signals_for(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave Ctrl-C to the agent, which gets it from the terminal too, and forward SIGTERM."""
+    """Leave Ctrl-C to the agent, which gets it from the terminal too, and forward what else ends a command."""
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
+        **{number: signal.signal(number, lambda given, _: child.send_signal(given)) for number in ENDING},
     }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: object) -> None:
+    """End in order, with the service that was started here."""
+    raise SystemExit(128 + number)
 
 
 def _without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
