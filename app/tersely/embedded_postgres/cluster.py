@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -216,7 +217,13 @@ def run_program(layout: Layout, program: str, *arguments: str, text: str = "", c
         **layout.account.popen_arguments(),
     )
     if done.returncode != 0:
-        raise EmbeddedPostgresError(f"{program} failed with status {done.returncode}: {done.stdout.strip()[-2000:]}")
+        raise EmbeddedPostgresError(f"{program} failed with status {done.returncode}: {_reason_of(done.stdout)}")
+
+
+def _reason_of(output: str) -> str:
+    """Return the errors in a program's output; all of it where none is marked as one."""
+    errors = [line.strip() for line in output.splitlines() if re.search(r"\b(FATAL|PANIC|error): ", line)]
+    return "; ".join(errors) or output.strip()[-2000:]
 
 
 def _flush(directory: Path) -> None:
