@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -21,6 +23,8 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    DotEnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -28,7 +32,7 @@ from pydantic_settings import (
 from typing_extensions import override
 
 from tersely.dialects.account_routes import parse_passthrough
-from tersely.domain.errors import InvalidRequest
+from tersely.domain.errors import InvalidRequest, TerselyError
 from tersely.domain.tools.catalog import parse_offer
 
 OnOff = Literal["on", "off"]
@@ -50,6 +54,14 @@ PREFIX = "TERSELY_"
 INTERNAL = "TERSELY_RUNNING_"
 # Variables that the commands read.
 OF_COMMANDS = frozenset({"TERSELY_URL", "TERSELY_KEY", "TERSELY_SESSION"})
+# Variables that docker-compose.yml reads from the same file.
+OF_COMPOSE = frozenset({"TERSELY_PORT", "TERSELY_WORKERS"})
+ENVIRONMENT_FILE = ".env"
+TOML_FILE = "tersely.toml"
+
+
+class InvalidSettings(TerselyError):
+    """A setting, or a file of settings, cannot be read."""
 
 
 class UpstreamSettings(BaseModel):
@@ -95,7 +107,7 @@ class Settings(BaseSettings):
     """Every setting by its environment variable. Sizes are bytes, times seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TERSELY_", env_file=".env", toml_file="tersely.toml", extra="ignore", frozen=True
+        env_prefix=PREFIX, env_file=ENVIRONMENT_FILE, toml_file=TOML_FILE, extra="ignore", frozen=True
     )
 
     database_url: SecretStr | None = Field(
@@ -113,7 +125,7 @@ class Settings(BaseSettings):
     gemini_base_url: str = "https://generativelanguage.googleapis.com"
     gemini_api_key: SecretStr | None = None
     gemini_gca_base_url: str = "https://cloudcode-pa.googleapis.com"
-    upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
+    upstreams: Annotated[dict[str, UpstreamSettings], NoDecode] = Field(default_factory=dict)
     connect_timeout: float = Field(default=10.0, gt=0)
     first_byte_timeout: float = Field(default=600.0, gt=0)
     idle_timeout: float = Field(default=300.0, gt=0)
@@ -160,7 +172,7 @@ class Settings(BaseSettings):
 
     auth: Literal["off", "keys"] = "off"
     admin_key: SecretStr | None = Field(default=None, min_length=16)
-    limits: LimitSettings = LimitSettings()
+    limits: Annotated[LimitSettings, NoDecode] = LimitSettings()
     insecure: bool = False
     cors_origins: str | None = None
     passthrough: str | None = None
@@ -206,6 +218,14 @@ class Settings(BaseSettings):
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         return None if value is None else check_address(value)
+
+    @field_validator(*sorted(NESTED), mode="before")
+    @classmethod
+    def _is_json(cls, value: object) -> object:
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise ValueError(f"is not valid JSON: {error}") from error
 
     @field_validator("upstreams")
     @classmethod
@@ -291,15 +311,41 @@ def _variable(name: str) -> str:
     return upper if upper.startswith(PREFIX) or upper == "DATABASE_URL" else PREFIX + upper
 
 
+def load_settings() -> Settings:
+    """Return the settings. Raises `InvalidSettings` with a line for each error."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise InvalidSettings(explain(error)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettings(f"{TOML_FILE}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(f"{ENVIRONMENT_FILE} or {TOML_FILE} is not UTF-8 text") from error
+    except OSError as error:
+        raise InvalidSettings(f"{error.filename}: {error.strerror or type(error).__name__}") from error
+
+
 def unknown_settings(environment: Iterable[str]) -> list[str]:
     """Return an error for each variable that looks like a setting but is unknown."""
-    known = {_variable(name) for name in Settings.model_fields} | {PREFIX + "DATABASE_URL"} | OF_COMMANDS
-    unknown = sorted(
-        name
-        for name in {given.upper() for given in environment}
-        if name.startswith(PREFIX) and not name.startswith(INTERNAL) and name not in known
-    )
-    return [f"{name} is no setting: ignored" for name in unknown]
+    return [f"{name} is no setting: ignored" for name in _unknown_variables(environment)]
+
+
+def unknown_settings_in_files() -> list[str]:
+    """Return an error for each entry of the two files that is no setting. The files must be readable."""
+    variables = _unknown_variables(DotEnvSettingsSource(Settings).env_vars)
+    names = [name for name in variables if name not in OF_COMPOSE]
+    entries = TomlConfigSettingsSource(Settings).toml_data
+    known = {*Settings.model_fields, "DATABASE_URL", f"{PREFIX}DATABASE_URL"}
+    return [
+        *(f"{name} in {ENVIRONMENT_FILE} is no setting: ignored" for name in names),
+        *(f"{name} in {TOML_FILE} is no setting: ignored" for name in sorted(set(entries) - known)),
+    ]
+
+
+def _unknown_variables(given: Iterable[str]) -> list[str]:
+    known = {_variable(name) for name in Settings.model_fields} | {f"{PREFIX}DATABASE_URL"} | OF_COMMANDS
+    names = {name.upper() for name in given}
+    return sorted(name for name in names - known if name.startswith(PREFIX) and not name.startswith(INTERNAL))
 
 
 def explain(error: ValidationError) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tersely.cli.commands.doctor import examine
 from tersely.cli.commands.wrap import launch_of
 from tersely.store.db.migrations import current_revision
 from tests.conftest import TERSELY, Database
@@ -46,6 +50,10 @@ def agents(tmp_path: Path) -> Path:
         program.write_text(AGENT.format(python=sys.executable))
         program.chmod(0o755)
     return directory
+
+
+# Hosts that refuse at once.
+NO_HOSTS = {f"TERSELY_{name}_BASE_URL": "http://127.0.0.1:1" for name in ("OPENAI", "ANTHROPIC", "GEMINI")}
 
 
 def run(*arguments: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -152,3 +160,162 @@ def test_a_sigterm_ends_agent_and_service(database: Database, agents: Path):
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) != 0
+
+
+# An agent that uses its service to the end of its input, then looks whether it still answers.
+PATIENT = """#!{python}
+import os, sys, urllib.request
+base = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
+print(base, flush=True)
+sys.stdin.readline()
+print(urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(base + "/healthz").status, flush=True)
+"""
+# `tersely wrap` with another default port: this machine's own Tersely may have the usual one.
+WRAP = """
+import sys
+from tersely.cli.commands import wrap
+wrap.DEFAULT_URL = "http://127.0.0.1:" + sys.argv[1]
+sys.exit(wrap.wrap(sys.argv[2:], url=None, key=None, upstream=None))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(base: str) -> bool:
+    try:
+        return httpx.get(f"{base}/healthz", trust_env=False).is_success
+    except httpx.ConnectError:
+        return False
+
+
+@pytest.fixture
+def patient(database: Database, agents: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """Start a patient agent in a wrap of its own."""
+    (agents / "patient").write_text(PATIENT.format(python=sys.executable))
+    (agents / "patient").chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TERSELY")}
+    environment = {**clean, "PATH": f"{agents}:{os.environ['PATH']}", "DATABASE_URL": database.dsn}
+    started = []
+
+    def start(port: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRAP, str(port), "patient"],
+            env={**environment, "TMPDIR": str(agents)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=agents,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Let a patient agent end. Return what its service answered."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def test_a_service_that_wrap_started_ends_with_the_last_of_its_agents(
+    patient: Callable[[int], subprocess.Popen[str]],
+) -> None:
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    first = patient(port)
+    assert first.stdout is not None
+    assert first.stdout.readline() == f"{base}\n"
+    second = patient(port)
+    assert second.stdout is not None
+    assert second.stdout.readline() == f"{base}\n"
+    assert finish(first) == "200\n"
+    assert first.stderr is not None
+    assert any("it ends with the last of them" in line for line in first.stderr)
+    assert finish(second) == "200\n"
+    assert (first.wait(60), second.wait(60)) == (0, 0)
+    assert not answers(base)
+
+
+def test_a_closed_terminal_ends_the_service_too(patient: Callable[[int], subprocess.Popen[str]]) -> None:
+    port = free_port()
+    process = patient(port)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"http://127.0.0.1:{port}\n"
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) != 0
+    assert not answers(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("environment", "files", "error"),
+    [
+        ({"TERSELY_UPSTREAMS": '{"ollama":'}, {}, "TERSELY_UPSTREAMS: is not valid JSON"),
+        ({"TERSELY_LIMITS": "600"}, {}, "TERSELY_LIMITS: Input should be a valid dictionary"),
+        ({"TERSELY_PRICES": "/no/such/file"}, {}, "TERSELY_PRICES: /no/such/file cannot be read"),
+        ({"TERSELY_SHADOW": "none"}, {}, "shadow must be one of full"),
+        ({}, {"tersely.toml": b"strategy = full\n"}, "tersely.toml: Invalid value (at line 1, column 12)"),
+        ({}, {".env": b"TERSELY_STRATEGY=\xff\n"}, ".env or tersely.toml is not UTF-8 text"),
+        ({}, {"tersely.toml": b'[upstreams.a]\ndialect = "openai"\n'}, "TERSELY_UPSTREAMS.a.base_url: Field required"),
+    ],
+)
+def test_doctor_names_what_cannot_be_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    files: dict[str, bytes],
+    error: str,
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    found = [finding for finding in examine(8484) if finding.subject != "version"]
+    assert [finding.state for finding in found] == ["fail"]
+    assert found[0].text.startswith(error)
+
+
+def test_a_file_of_settings_that_cannot_be_read_is_one_line(agents: Path):
+    (agents / "tersely.toml").write_text("strategy = full\n")
+    done = run("serve", "--port", "0", path=agents)
+    assert (done.returncode, done.stderr) == (1, "tersely: tersely.toml: Invalid value (at line 1, column 12)\n")
+
+
+def test_entries_of_files_that_are_no_settings_are_named(agents: Path):
+    (agents / ".env").write_text("TERSELY_STRATEGIE=full\nTERSELY_HEARTBEAT=7\nTERSELY_PORT=9000\nOTHER=1\n")
+    (agents / "tersely.toml").write_text(
+        'cleanup_day = 3\ncache_ttl = 9\ndatabase_url = "postgresql://127.0.0.1:1/x"\n'
+    )
+    done = run("doctor", "--json", path=agents, **NO_HOSTS)
+    warnings = [each["text"] for each in json.loads(done.stdout) if each["subject"] == "settings"]
+    assert warnings == [
+        "TERSELY_STRATEGIE in .env is no setting: ignored",
+        "cleanup_day in tersely.toml is no setting: ignored",
+    ]
+
+
+def test_doctor_tells_that_nobody_has_a_key(database: Database, agents: Path):
+    def access() -> tuple[str, str]:
+        done = run("doctor", "--json", path=agents, DATABASE_URL=database.dsn, TERSELY_AUTH="keys", **NO_HOSTS)
+        (found,) = [each for each in json.loads(done.stdout) if each["subject"] == "access"]
+        return found["state"], found["text"] + found["advice"]
+
+    state, text = access()
+    assert (state, "tersely keys create" in text) == ("fail", True)
+    made = run("keys", "create", "--tenant", "me", path=agents, DATABASE_URL=database.dsn)
+    assert access() == ("ok", "every call needs a Tersely key; valid keys: 1")
+    key_id = made.stdout.split("_")[1]
+    assert run("keys", "revoke", key_id, path=agents, DATABASE_URL=database.dsn).returncode == 0
+    assert access()[0] == "fail"

@@ -13,7 +13,7 @@ import httpx
 from tersely.composition.application import build
 from tersely.server.embedded_server import serving
 from tersely.server.run import database_of, log_as_json, plainly, up_to_date
-from tersely.settings import Settings
+from tersely.settings import load_settings
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def run_in_process(
     ``upstream`` is the model host in place of the configured one, ``startup_seconds`` in seconds.
     """
     with plainly():
-        settings = Settings()
+        settings = load_settings()
         # With a key the command works on its tenant's data; otherwise on that of the only tenant without keys.
         settings = settings.model_copy(update={"auth": "keys" if headers else "off"})
         log_as_json("error")

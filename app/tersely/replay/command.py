@@ -22,7 +22,7 @@ from tersely.replay.play import Variant
 from tersely.replay.run import ReplayPlan, run_here, run_there
 from tersely.replay.table import COLUMNS, ReplayResult, as_json, as_markdown, cells
 from tersely.server.run import log_as_json
-from tersely.settings import Settings
+from tersely.settings import load_settings
 from tersely.strategies.epochs.policies import parse_policy
 from tersely.strategies.presets import parse_strategy
 from tersely.transcripts.conversations import BadTranscript, Transcript
@@ -84,7 +84,7 @@ def replay(  # noqa: PLR0913 one argument for each option
     plan = ReplayPlan(
         transcripts=transcripts, variants=variants, share=share, model=model, window=window, parallel=parallel
     )
-    settings = Settings()
+    settings = load_settings()
     log_as_json("warning")
     with _progress(transcripts, variants) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if proxy is None:

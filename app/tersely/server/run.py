@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import uvicorn
-from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import override
 
@@ -36,7 +35,14 @@ from tersely.embedded_postgres import EmbeddedPostgresError, default_data_dir, o
 from tersely.fakellm.scripted import ScriptedModel, run_scripted
 from tersely.server.errors import CommandError
 from tersely.server.workers import GracefulServer, Workers
-from tersely.settings import LOOPBACK, Settings, explain, unknown_settings
+from tersely.settings import (
+    LOOPBACK,
+    InvalidSettings,
+    Settings,
+    load_settings,
+    unknown_settings,
+    unknown_settings_in_files,
+)
 from tersely.store.db.migrations import migrate
 
 _log = logging.getLogger("tersely")
@@ -68,7 +74,7 @@ class ServeOptions:
 def serve_forever(serving: ServeOptions) -> None:
     """Serve as configured until a signal ends the service. Raises `CommandError` for an insecure configuration."""
     with plainly():
-        _serve(Settings(), serving)
+        _serve(load_settings(), serving)
 
 
 def _serve(settings: Settings, serving: ServeOptions) -> None:
@@ -78,7 +84,7 @@ def _serve(settings: Settings, serving: ServeOptions) -> None:
             "or TERSELY_INSECURE=1 to let everybody in"
         )
     log_as_json(settings.log_level)
-    for complaint in unknown_settings(os.environ):
+    for complaint in (*unknown_settings(os.environ), *unknown_settings_in_files()):
         _log.warning("%s", complaint)
     _limit_headers(settings)
     # The server raises a signal again once it is done. By default that would end the process with the database left
@@ -221,7 +227,7 @@ def _serve_in_workers(
 def worker() -> object:
     """Return the application of one worker."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent is told too, and ends its workers in order
-    settings = Settings()
+    settings = load_settings()
     log_as_json(settings.log_level)
     _limit_headers(settings)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
@@ -329,8 +335,8 @@ def plainly() -> Iterator[None]:
     """Turn errors of the settings and of the database's start into `CommandError`."""
     try:
         yield
-    except ValidationError as error:
-        raise CommandError(explain(error)) from error
+    except InvalidSettings as error:
+        raise CommandError(error.detail) from error
     except EmbeddedPostgresError as error:
         raise CommandError(str(error)) from error
 

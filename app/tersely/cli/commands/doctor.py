@@ -9,27 +9,35 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import ValidationError
 
 from tersely import __version__
+from tersely.composition.foundation import prices_of
+from tersely.composition.use_cases import configs_of
+from tersely.domain.errors import TerselyError
 from tersely.embedded_postgres import default_data_dir
 from tersely.server.errors import CommandError
 from tersely.server.run import database_of, plainly
-from tersely.settings import Settings, explain, unknown_settings
+from tersely.settings import Settings, load_settings, unknown_settings, unknown_settings_in_files
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import current_revision, has_tables, is_newer, is_outdated
+from tersely.store.ops import keys
 
 HOST_SECONDS = 5.0
+MOST_PROBES = 16
 MOST_SKEW = 60.0
-LEAST_FREE = 2 * 1024**3
-KEYS = ("openai_api_key", "anthropic_api_key", "gemini_api_key")
+# Bytes of free disk: below the first something will fail, below the second soon.
+FULL, LEAST_FREE = 64 * 1024**2, 2 * 1024**3
+PROVIDER_KEYS = ("openai_api_key", "anthropic_api_key", "gemini_api_key")
 
 EMPTY = "empty"
 """The revision of a database without tables."""
@@ -47,24 +55,33 @@ class Finding:
     advice: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseState:
+    """What a database says of itself. ``valid_keys`` None: nobody needs a key, or they cannot be read."""
+
+    revision: str | None
+    valid_keys: int | None = None
+
+
 def examine(port: int) -> Iterator[Finding]:
     """Look at one thing after the other. ``port``: where the service is to listen."""
     yield Finding(state="ok", subject="version", text=f"Tersely {__version__}, Python {platform.python_version()}")
     try:
-        settings = Settings()
-    except ValidationError as error:
-        for line in explain(error).splitlines():
+        settings = load_settings()
+        configs_of(settings, prices_of(settings))
+    except TerselyError as error:
+        for line in error.detail.splitlines():
             yield Finding(state="fail", subject="settings", text=line, advice="correct the setting (docs/settings.md)")
         return
-    complaints = unknown_settings(os.environ)
+    complaints = [*unknown_settings(os.environ), *unknown_settings_in_files()]
     for complaint in complaints:
         yield Finding(state="warn", subject="settings", text=complaint, advice="correct its name or remove it")
     if not complaints:
         yield Finding(state="ok", subject="settings", text="all are known and in range")
     yield _port(port)
     yield _disk(settings.data_dir or default_data_dir())
-    yield _database(settings)
-    yield _keys(settings)
+    yield from _database_and_access(settings)
+    yield _provider_keys(settings)
     yield from _hosts(settings)
 
 
@@ -94,37 +111,48 @@ def _port(port: int) -> Finding:
 def _disk(directory: Path) -> Finding:
     existing = next(each for each in (directory, *directory.parents) if each.exists())
     free = shutil.disk_usage(existing).free
-    text = f"{free / 1024**3:,.1f} GiB free at {directory}"
+    text = f"{free / 1024**3:,.2f} GiB free at {directory}"
     if not os.access(existing, os.W_OK):
         advice = "change its owner, or set TERSELY_DATA_DIR"
         return Finding(state="fail", subject="disk", text=f"{existing} cannot be written to", advice=advice)
     if free < LEAST_FREE:
-        return Finding(state="warn", subject="disk", text=text, advice="make room: the spool and the database need it")
+        state: CheckStatus = "fail" if free < FULL else "warn"
+        return Finding(state=state, subject="disk", text=text, advice="make room: the spool and the database need it")
     return Finding(state="ok", subject="disk", text=text)
 
 
-def _database(settings: Settings) -> Finding:
+def _database_and_access(settings: Settings) -> tuple[Finding, Finding]:
+    """Check the database, and whether it has the keys that callers need."""
     kind = "the embedded Postgres" if settings.database_url is None else "DATABASE_URL"
-
-    async def read(url: str) -> str | None:
-        if not await has_tables(url, HOST_SECONDS):
-            return EMPTY
-        database = Database(dsn=url, size=1, timeout=HOST_SECONDS, pooler=settings.database_pooler)
-        await database.open()
-        try:
-            return await database.read_revision()
-        finally:
-            await database.close()
-
     try:
         with plainly(), database_of(settings) as url:
-            revision = asyncio.run(read(url))
+            state = asyncio.run(_read_database(url, settings))
     except CommandError as error:
-        return Finding(state="fail", subject="database", text=str(error), advice=f"check {kind}")
+        return Finding(state="fail", subject="database", text=str(error), advice=f"check {kind}"), _access(settings)
     except Exception as error:  # noqa: BLE001 whatever it is, it is what is wrong with the database
         text = f"{kind}: {getattr(error, 'detail', None) or type(error).__name__}"
         advice = "start it and check its address; for a new database run `tersely migrate`"
-        return Finding(state="fail", subject="database", text=text, advice=advice)
+        return Finding(state="fail", subject="database", text=text, advice=advice), _access(settings)
+    return _schema(kind, state.revision), _access(settings, state.valid_keys)
+
+
+async def _read_database(url: str, settings: Settings) -> DatabaseState:
+    if not await has_tables(url, HOST_SECONDS):
+        return DatabaseState(revision=EMPTY, valid_keys=0)
+    database = Database(dsn=url, size=1, timeout=HOST_SECONDS, pooler=settings.database_pooler)
+    await database.open()
+    try:
+        revision = await database.read_revision()
+        if settings.auth == "off" or is_outdated(revision):
+            return DatabaseState(revision=revision)
+        now = datetime.now(UTC)
+        valid = [key for key in await keys.of_all_tenants(database) if key.is_valid(now)]
+        return DatabaseState(revision=revision, valid_keys=len(valid))
+    finally:
+        await database.close()
+
+
+def _schema(kind: str, revision: str | None) -> Finding:
     if revision == EMPTY:
         text = f"{kind} answers and is new: `tersely serve` sets it up"
         return Finding(state="ok", subject="database", text=text)
@@ -135,8 +163,22 @@ def _database(settings: Settings) -> Finding:
     return Finding(state="ok", subject="database", text=f"{kind} answers, schema {revision}{newer}")
 
 
-def _keys(settings: Settings) -> Finding:
-    own = [name.removesuffix("_api_key") for name in KEYS if getattr(settings, name) is not None]
+def _access(settings: Settings, valid_keys: int | None = None) -> Finding:
+    """Say who may call. ``valid_keys`` None: the database did not say how many there are."""
+    if settings.auth == "off":
+        return Finding(state="ok", subject="access", text="no Tersely key is needed (TERSELY_AUTH=off)")
+    if valid_keys is None:
+        text = "every call needs a Tersely key; the database does not say whether there is one"
+        return Finding(state="warn", subject="access", text=text, advice="see the line about the database")
+    if valid_keys == 0:
+        text = "every call needs a Tersely key, and there is none that is valid"
+        return Finding(state="fail", subject="access", text=text, advice="run `tersely keys create --tenant NAME`")
+    text = f"every call needs a Tersely key; valid keys: {valid_keys}"
+    return Finding(state="ok", subject="access", text=text)
+
+
+def _provider_keys(settings: Settings) -> Finding:
+    own = [name.removesuffix("_api_key") for name in PROVIDER_KEYS if getattr(settings, name) is not None]
     named = [name for name, host in settings.upstreams.items() if host.api_key is not None]
     if own or named:
         return Finding(state="ok", subject="keys", text=f"the service has keys for {', '.join(own + named)}")
@@ -151,12 +193,12 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         **{name: host.base_url for name, host in settings.upstreams.items()},
     }
     skews: list[float] = []
-    for name, address in addresses.items():
+    with httpx.Client(timeout=HOST_SECONDS, trust_env=False) as client, ThreadPoolExecutor(MOST_PROBES) as pool:
+        answers = list(pool.map(partial(_probe, client), addresses.values()))
+    for (name, address), answer in zip(addresses.items(), answers, strict=True):
         host = urlsplit(address).hostname
-        try:
-            answer = httpx.get(address, timeout=HOST_SECONDS, trust_env=False)
-        except httpx.HTTPError as error:
-            text = f"{name}: {host} cannot be reached ({type(error).__name__})"
+        if isinstance(answer, httpx.HTTPError):
+            text = f"{name}: {host} cannot be reached ({type(answer).__name__})"
             advice = "check network, DNS and the base URL; unused hosts do not matter"
             yield Finding(state="warn", subject="host", text=text, advice=advice)
             continue
@@ -164,6 +206,7 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         if date := answer.headers.get("date"):
             skews.append(time.time() - parsedate_to_datetime(date).timestamp())
     if not skews:
+        yield Finding(state="warn", subject="clock", text="not checked: no model host answers", advice="see the hosts")
         return
     skew = sorted(skews)[len(skews) // 2]
     if abs(skew) > MOST_SKEW:
@@ -173,3 +216,10 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         )
     else:
         yield Finding(state="ok", subject="clock", text=f"within {max(1, abs(round(skew)))} s of the hosts'")
+
+
+def _probe(client: httpx.Client, address: str) -> httpx.Response | httpx.HTTPError:
+    try:
+        return client.get(address)
+    except httpx.HTTPError as error:
+        return error

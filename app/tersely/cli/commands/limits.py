@@ -14,7 +14,7 @@ from tersely.domain.limits import LIMIT_NAMES, Limits
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.limiter import Limiter
 from tersely.service.limits.tenants import LimitedTenant, ReportedUse, Tenants
-from tersely.settings import Settings
+from tersely.settings import load_settings
 from tersely.store.db.connection import Database
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def _with_tenants(work: Callable[[Tenants], Awaitable[T]]) -> T:
         limiter = Limiter(
             database,
             Metrics(),
-            defaults=Limits(**Settings().limits.model_dump()),
+            defaults=Limits(**load_settings().limits.model_dump()),
             clock=clock,
             monotonic=time.monotonic,
             name="operator",

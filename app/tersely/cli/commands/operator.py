@@ -21,7 +21,7 @@ from tersely.server.run import database_of, plainly, up_to_date
 from tersely.service.common.auth import new_key
 from tersely.service.sessions.cleanup import Cleanup
 from tersely.service.sessions.forgetting import Forgetting
-from tersely.settings import Settings
+from tersely.settings import load_settings
 from tersely.store.commit.spool import has_records, spool_directory
 from tersely.store.db.connection import TENANT, Database
 from tersely.store.db.distribution import Distribution, DistributionError, Reporter
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 def migrate() -> None:
     """Bring the database to the current schema. Raises `CommandError`."""
-    with plainly(), database_of(Settings()) as url:
+    with plainly(), database_of(load_settings()) as url:
         asyncio.run(up_to_date(url))
 
 
 def distribute(shards: int, *, any_size: bool, report: Reporter) -> Distribution:
     """Distribute the database by tenant. Raises `CommandError`."""
-    settings = Settings()
+    settings = load_settings()
     if settings.database_url is None:
         raise CommandError("the embedded Postgres cannot be distributed: set DATABASE_URL to a Citus coordinator")
 
@@ -60,7 +60,7 @@ def distribute(shards: int, *, any_size: bool, report: Reporter) -> Distribution
 
 def upgrade_embedded(old_programs: Path) -> int:
     """Take over the embedded database of an older Postgres; its major version. Raises `CommandError`."""
-    settings = Settings()
+    settings = load_settings()
     if settings.database_url is not None:
         raise CommandError("DATABASE_URL is set: upgrade that server with its own tools")
     with plainly():
@@ -72,7 +72,7 @@ def cleanup(days: int | None, tenant: str | None) -> int:
     check_tenant(tenant)
 
     async def work(database: Database) -> int:
-        settings = Settings()
+        settings = load_settings()
         configs = configs_of(settings, prices_of(settings))
         return await Cleanup(database, configs, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
 
@@ -83,7 +83,7 @@ def backup(path: Path, *, overwrite: bool) -> tuple[Manifest, bool]:
     """Write a backup. Return its manifest, and whether calls wait in the spool. Raises `CommandError`."""
     if path.exists() and not overwrite:
         raise CommandError(f"{path} exists already (--force replaces it)")
-    settings = Settings()
+    settings = load_settings()
     with plainly(), database_of(settings) as url, _file_errors(path):
 
         async def work() -> Manifest:
@@ -100,7 +100,7 @@ def restore(path: Path) -> tuple[Manifest, tuple[str, ...]]:
         manifest = read_manifest(path)
         if is_newer(manifest.revision):
             raise CommandError(f"{path} was made by a newer version ({manifest.version}): update Tersely first")
-        with database_of(Settings()) as url:
+        with database_of(load_settings()) as url:
 
             async def work() -> tuple[str, ...]:
                 await up_to_date(url, manifest.revision)
@@ -138,7 +138,7 @@ def list_retentions() -> dict[str, int]:
 def forget(tenant: str, session: str | None, user: str | None, *, is_dry: bool) -> dict[str, Any]:
     """Remove everything of a tenant, of a session or of a user's sessions; the receipt. Raises `CommandError`."""
     check_tenant(tenant)
-    settings = Settings()
+    settings = load_settings()
     with plainly(), database_of(settings) as url:
         directory = spool_directory(settings.data_dir or default_data_dir(), url)
         if has_records(directory):
@@ -222,7 +222,7 @@ def revoke_key(key_id: str, tenant: str | None) -> None:
 def openapi() -> bytes:
     """Return the OpenAPI document."""
     with plainly():
-        return openapi_document(build(Settings(), database_url="postgresql://").rest)
+        return openapi_document(build(load_settings(), database_url="postgresql://").rest)
 
 
 def check_tenant(tenant: str | None) -> None:
@@ -233,11 +233,11 @@ def check_tenant(tenant: str | None) -> None:
 
 def with_database(work: Callable[[Database], Awaitable[T]]) -> T:
     """Return the result of ``work(database)`` on the configured database, migrated. Raises `CommandError`."""
-    with plainly(), database_of(Settings()) as url:
+    with plainly(), database_of(load_settings()) as url:
 
         async def run() -> T:
             await up_to_date(url)
-            database = Database(dsn=url, size=2, pooler=Settings().database_pooler)
+            database = Database(dsn=url, size=2, pooler=load_settings().database_pooler)
             await database.open()
             try:
                 return await work(database)

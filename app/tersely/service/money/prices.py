@@ -15,6 +15,8 @@ from typing import Any
 
 from genai_prices import Usage, calc_price
 
+from tersely.domain.errors import TerselyError
+
 MILLION = 1_000_000
 _PROVIDERS = {
     "openai_chat": "openai",
@@ -41,7 +43,7 @@ class ModelPrice:
         return fresh * self.write + min(cached, input_tokens) * self.cached + output * self.output
 
 
-class PriceFileInvalid(ValueError):
+class PriceFileInvalid(TerselyError):
     """The file of prices cannot be used; the text says why."""
 
 

@@ -27,6 +27,10 @@ class ApiKey:
     expires_at: datetime | None = None
     client: str | None = None
 
+    def is_valid(self, now: datetime) -> bool:
+        """Return whether the key is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
 
 COLUMNS = "id, tenant_id, label, secret_hash, created_at, revoked_at, scope, expires_at, client"
 FIND = f"SELECT {COLUMNS} FROM keys WHERE id = $1"
