@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from tersely.dialects.openai_chat.read import read_message
 from tersely.domain.history.context import ContextMessage
-from tersely.domain.history.context_use import identifiers, readable_text, replaced_texts, short_values, stands_in
+from tersely.domain.history.context_use import edits_of, identifiers, judge_edits, readable_text, short_values
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot, TerseEntry
 from tersely.domain.history.turns import group_turns, number_turns
 from tersely.domain.messages import Message
@@ -259,11 +259,12 @@ def _count_lost(
 
 
 def _count_edits(tally: SimulationTotals, reply: Message, context: Sequence[ContextMessage]) -> None:
-    wanted = [texts for call in reply.calls if (texts := replaced_texts(call))]
-    if wanted:
-        texts = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
-        tally.edits += len(wanted)
-        tally.ready += sum(all(stands_in(text, texts) for text in texts) for texts in wanted)
+    if not (wanted := edits_of(reply)):
+        return
+    texts = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
+    edits = judge_edits(wanted, texts)
+    tally.edits += edits.calls
+    tally.ready += edits.ready
 
 
 VARIANTS: tuple[tuple[str, Strategy, Policy], ...] = (

@@ -55,6 +55,21 @@ def test_a_window_that_moves_at_each_call_is_dearer_than_a_cached_history(record
     assert conversation.fixed == FIXED_DEFAULT
 
 
+def test_an_edit_is_ready_only_if_the_context_has_its_text(tmp_path: Path) -> None:
+    def change(number: int, old: str) -> dict[str, object]:
+        arguments = json.dumps({"file_path": "a.py", "old_string": old, "new_string": "y"})
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "edit", "arguments": arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    messages = [{"role": "user", "content": "Change: x = 1"}, change(1, "x = 1")]
+    messages += [{"role": "tool", "tool_call_id": "c1", "content": "done"}, change(2, "never seen")]
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"id": "one", "meta": {}, "messages": messages}))
+    (conversation,) = load(path)
+    tally = simulate(conversation, Full(), Auto())
+    assert (tally.edits, tally.ready) == (2, 1)
+
+
 def test_identifiers_are_names_not_words() -> None:
     assert identifiers('{"path": "src/app.py", "n": 5, "q": "some words HAT001"}') == ["src/app.py", "HAT001"]
 
