@@ -257,13 +257,43 @@ def test_a_speaker_whom_the_question_names_counts_more() -> None:
     assert ranked(documents, "Where does Ann swim?")[0].number == 0
 
 
+def test_the_users_own_words_count_more_for_a_question_in_the_first_person() -> None:
+    documents = marked(assistant("the garden plan"), user("x"), user("the garden plan"), assistant("y"), user("z"))
+
+    def scores(question: str) -> dict[int, float]:
+        return {each.number: each.score for each in ranked(documents, question)}
+
+    plain, own = scores("Which garden?"), scores("Which garden is mine?")
+    assert own[2] / own[0] > 1.2 * plain[2] / plain[0]
+    assert scores("Did you say which garden is mine?")[2] == pytest.approx(plain[2])
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["What did you recommend against snails?", "Your advice against snails?", "Snails: what have you suggested?"],
+)
+def test_a_question_about_a_reply_finds_it_behind_the_message_that_it_answers(question: str) -> None:
+    messages = [user("x"), user("Snails eat my plants!"), assistant("Lay out copper."), *map(user, "abc")]
+    messages += [user("Snails and slugs"), user("Snails again")]
+    documents = marked(*messages)
+
+    order = [each.number for each in ranked(documents, question)]
+    assert order[order.index(1) + 1] == 2
+    # A message that the user wrote is no reply.
+    assert 7 in order
+    assert len(order) == len(set(order))
+    corpus = build_corpus(documents)
+    first = build_query(question, corpus, hidden=frozenset({2}))
+    assert 2 not in [each.number for each in search_corpus(first, corpus, [documents[n.number] for n in first.best])]
+
+
 def test_words_about_the_conversation_count_less() -> None:
     texts = ["a summary of the list in order", "the garden plan", "x", "y"]
 
     assert found(texts, "summary of the garden")[0] == 1
 
 
-@pytest.mark.parametrize("text", ["\x01standing", "a \x01question b", "\x01by ann"])
+@pytest.mark.parametrize("text", ["\x01standing", "a \x01question b", "\x01by ann", "\x01user"])
 def test_no_text_has_a_mark_as_a_term(text: str) -> None:
     assert not any(is_mark(term) for term in tokenize(text))
 

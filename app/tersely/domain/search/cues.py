@@ -6,6 +6,8 @@ There is one file for each language in ``data/cues``, so that a language needs n
 - ``looking_back``: patterns of questions about what was said or done, as opposed to requests for something new.
 - ``whole``: patterns of questions about the whole conversation ("in which order", "summarize how we ...").
 - ``talk``: words about the conversation itself ("order", "throughout", "summary").
+- ``own``: patterns of questions in the first person, which the user's own messages answer ("did I ...", "my ...").
+- ``replies``: patterns of questions about what the assistant said ("what did you recommend").
 
 The patterns of all languages are used together. Case is ignored.
 """
@@ -27,6 +29,7 @@ PREFERENCE_LENGTH = 400
 # Marks stand among the terms of a message. No text has them as terms: a term begins with a letter or a digit.
 PREFERENCE = "\x01standing"
 QUESTION = "\x01question"
+USERS = "\x01user"
 _SPEAKER = "\x01by "
 
 
@@ -35,6 +38,8 @@ class _Cues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     looking_back: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     talk: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    replies: tuple[str, ...] = ()
 
 
 def _read_cues() -> list[_Cues]:
@@ -51,6 +56,8 @@ _CUES = _read_cues()
 _PREFERENCE = _any_of([pattern for cues in _CUES for pattern in cues.preferences])
 _LOOKING_BACK = _any_of([pattern for cues in _CUES for pattern in cues.looking_back])
 _WHOLE = _any_of([pattern for cues in _CUES for pattern in cues.whole])
+_OWN = _any_of([pattern for cues in _CUES for pattern in cues.own])
+_REPLIES = _any_of([pattern for cues in _CUES for pattern in cues.replies])
 TALK = frozenset(term for cues in _CUES for word in cues.talk for term in tokenize(word))
 """Terms about the conversation itself."""
 
@@ -65,6 +72,16 @@ def is_about_whole(question: str) -> bool:
     return _WHOLE.search(question) is not None
 
 
+def is_about_replies(question: str) -> bool:
+    """Return whether a question is about what the assistant said."""
+    return _REPLIES.search(question) is not None
+
+
+def is_about_own(question: str) -> bool:
+    """Return whether a question is about what the user said: in the first person, and not about a reply."""
+    return _OWN.search(question) is not None and not is_about_replies(question)
+
+
 def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[str]:
     """Return the marks of a message of ``length`` terms. ``speaker`` is the name of its author, or empty."""
     marks = [f"{_SPEAKER}{term}" for term in tokenize(speaker)]
@@ -72,6 +89,8 @@ def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[st
         marks.append(PREFERENCE)
     if length <= SHORT_QUESTION and text.rstrip().endswith(("?", "\uff1f", "\u061f")):
         marks.append(QUESTION)
+    if is_users and not speaker:
+        marks.append(USERS)
     return marks
 
 

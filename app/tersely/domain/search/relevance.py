@@ -5,7 +5,7 @@ It is BM25 with exact document frequencies over the collection, and three correc
 annotated ones (`bench/recall.md`). Very long messages lose weight, however often they contain the words. The neighbours
 of a message add to its score, since an answer rarely repeats the words of its question. The words of the best documents
 find others with the same subject and other words. Marks among the terms of a message (`tersely.domain.search.cues`)
-count too: standing instructions, short questions, the speaker.
+count too: standing instructions, short questions, the speaker, and whether the user wrote it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,18 @@ import msgspec
 
 from tersely.domain.history.turns import Turn
 from tersely.domain.messages import Message, searchable_text
-from tersely.domain.search.cues import PREFERENCE, QUESTION, TALK, is_mark, looks_back, marks_of, speaker_mark
+from tersely.domain.search.cues import (
+    PREFERENCE,
+    QUESTION,
+    TALK,
+    USERS,
+    is_about_own,
+    is_about_replies,
+    is_mark,
+    looks_back,
+    marks_of,
+    speaker_mark,
+)
 from tersely.domain.search.term_index import MAX_TIMES, SHIFT, TermIndex, make_page
 from tersely.domain.search.terms import is_content_word, tokenize
 
@@ -65,6 +76,8 @@ FEEDBACK_LENGTH = 10
 PREFERENCE_WEIGHT = 2.5
 # What the message after a short question gets of the question's score.
 ANSWER_SHARE = 0.3
+# How much more the user's messages count for a question in the first person.
+OWN_WEIGHT = 1.5
 # What a word about the conversation itself counts for in a question.
 TALK_WEIGHT = 0.4
 # How much more the messages of a speaker count whom the question names.
@@ -111,9 +124,9 @@ class Ranked:
 class SearchQuery:
     """A first ranking for a text: its term weights, every document's own score, and the few ``best`` documents."""
 
+    text: str
     weights: Mapping[str, float]
     hidden: frozenset[int]
-    looks_back: bool
     scores: Sequence[float]
     best: tuple[Ranked, ...]
 
@@ -142,7 +155,11 @@ def document_terms(message: Message, *, limit: int | None = None) -> list[str]:
 def query_terms(text: str) -> list[str]:
     """Return the terms and marks that a ranking for ``text`` looks at."""
     terms = tokenize(text)
-    return [*terms, PREFERENCE, QUESTION, *map(speaker_mark, terms)]
+    return [*terms, *_marks_for(terms)]
+
+
+def _marks_for(terms: Iterable[str]) -> list[str]:
+    return [PREFERENCE, QUESTION, USERS, *map(speaker_mark, terms)]
 
 
 def _speaker(message: Message) -> str:
@@ -193,10 +210,9 @@ def build_query(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset
     """Return the first query for ``text``. The ``hidden`` documents are neither found nor counted."""
     query = {term: TALK_WEIGHT if term in TALK else 1.0 for term in tokenize(text)}
     seen = _without(corpus, hidden, query_terms(text))
-    is_back = looks_back(text)
-    scores = _with_marks(_bm25(query, seen), query, seen, looks_back=is_back)
+    scores = _with_marks(_bm25(query, seen), text, seen)
     best = _order(scores, seen.lengths, FEEDBACK_DOCUMENTS)
-    return SearchQuery(weights=query, hidden=hidden, looks_back=is_back, scores=scores, best=tuple(best))
+    return SearchQuery(text=text, weights=query, hidden=hidden, scores=scores, best=tuple(best))
 
 
 def search_corpus(
@@ -208,24 +224,40 @@ def search_corpus(
     result is empty for a text of stop words.
     """
     best = [(each.score, document) for each, document in zip(first.best, documents, strict=False)]
-    marks = {PREFERENCE, QUESTION, *map(speaker_mark, first.weights)}
-    seen = _without(corpus, first.hidden, {term for _, document in best for term in document} | marks)
+    read = {term for _, document in best for term in document}
+    seen = _without(corpus, first.hidden, read.union(_marks_for(first.weights)))
     scores = first.scores
     if best:
         added = {
             term: weight for term, weight in expand(first.weights, best, seen).items() if term not in first.weights
         }
-        others = _with_marks(_bm25(added, seen), first.weights, seen, looks_back=first.looks_back)
+        others = _with_marks(_bm25(added, seen), first.text, seen)
         scores = [one + other for one, other in zip(scores, others, strict=True)]
-    return _order(scores, seen.lengths, limit)
+    found = _order(scores, seen.lengths, limit)
+    return _with_replies(found, seen)[:limit] if is_about_replies(first.text) else found
 
 
-def _with_marks(scores: Sequence[float], query: Iterable[str], corpus: Corpus, *, looks_back: bool) -> list[float]:
+def _with_replies(found: Iterable[Ranked], corpus: Corpus) -> list[Ranked]:
+    """Put the reply to each of the user's messages right behind it, unless it stands before it."""
+    users = {posting >> SHIFT for posting in corpus.postings.get(USERS, ())}
+    placed: dict[int, Ranked] = {}
+    for each in found:
+        placed.setdefault(each.number, each)
+        reply = each.number + 1
+        is_there = reply < len(corpus.lengths) and corpus.lengths[reply] > 0
+        if is_there and each.number in users and reply not in users:
+            placed.setdefault(reply, Ranked(number=reply, score=each.score))
+    return list(placed.values())
+
+
+def _with_marks(scores: Sequence[float], text: str, corpus: Corpus) -> list[float]:
     """Weigh scores by the marks of the documents, and pass a share of each short question's on to its answer."""
     weighed = [*scores]
-    if not looks_back:
+    if not looks_back(text):
         _multiply(weighed, corpus.postings.get(PREFERENCE, ()), PREFERENCE_WEIGHT)
-    for term in query:
+    if is_about_own(text):
+        _multiply(weighed, corpus.postings.get(USERS, ()), OWN_WEIGHT)
+    for term in set(tokenize(text)):
         _multiply(weighed, corpus.postings.get(speaker_mark(term), ()), SPEAKER_WEIGHT)
     passed = [
         (number + 1, ANSWER_SHARE * weighed[number])
