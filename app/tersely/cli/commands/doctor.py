@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseState:
-    """What a database says of itself. ``valid_keys`` None: nobody needs a key, or they cannot be read."""
+    """The answers of a database about itself. ``valid_keys`` None: nobody needs a key, or they cannot be read."""
 
     revision: str | None
     valid_keys: int | None = None
