@@ -17,7 +17,7 @@ from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
 from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
 from tersely.dialects.tool_rounds import add_usage, tool_names
-from tersely.service.proxy.round_transcript import RoundTranscript
+from tersely.service.proxy.recording.round_transcript import RoundTranscript
 from tests.dialects.recordings import MISSING, replies
 
 OURS = frozenset({"context_search", "save_memo"})

@@ -29,6 +29,7 @@ def rows_of_table(heading: str) -> list[str]:
     [
         ("The packages", "tersely"),
         ("Packages of the service", "tersely.service"),
+        ("Packages of the proxy", "tersely.service.proxy"),
         ("Packages of the store", "tersely.store"),
     ],
 )

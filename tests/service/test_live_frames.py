@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tersely.dialects.anthropic.dialect import ANTHROPIC
-from tersely.service.proxy.live_frames import Frame, placeholder_of
+from tersely.service.proxy.live_sessions.frames import Frame, placeholder_of
 
 MARKS = st.sampled_from([None, None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
 TEXTS = st.sampled_from(["a", " ", "", 'x"cache_control"', "}]}", "é\n"])

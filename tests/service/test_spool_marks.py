@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tersely.domain.errors import StoreUnavailable
-from tersely.service.proxy.spool_marks import SpoolMarks
+from tersely.service.proxy.durability.spool_marks import SpoolMarks
 from tersely.store.commit.spool_marks import MARK
 from tersely.store.db.connection import Database
 

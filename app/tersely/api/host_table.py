@@ -11,8 +11,8 @@ import msgspec
 
 from tersely.domain.errors import NotFound
 from tersely.domain.messages import Dialect as DialectName
-from tersely.service.proxy.account_access import AccountAccess
 from tersely.service.proxy.proxy import Proxy
+from tersely.service.proxy.sending.account_access import AccountAccess
 
 # `/u/NAME/...`: the rest of the path is for the host of that name.
 _NAMED = re.compile(r"/u/(?P<name>[A-Za-z0-9_-]{1,64})(?P<rest>/.*)", re.DOTALL)

@@ -37,7 +37,7 @@ from tersely.service.limits.accounts import RequestNeed
 from tersely.service.limits.admission import Admission, admission, end_turn
 from tersely.service.limits.fair_queue import FairQueue
 from tersely.service.limits.limiter import Limiter
-from tersely.service.proxy.calls import Call, ProxyResponse
+from tersely.service.proxy.call.call import Call, ProxyResponse
 from tersely.service.proxy.proxy import Proxy
 
 _log = logging.getLogger(__name__)

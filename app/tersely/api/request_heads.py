@@ -11,7 +11,7 @@ from tersely.api.transport.body import Scope
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.headers import Headers, own_headers
 from tersely.service.common.auth import read_credentials
-from tersely.service.proxy.calls import CallOptions, read_options
+from tersely.service.proxy.call.call import CallOptions, read_options
 
 # The most heads in the cache, and the most bytes of address and headers of one.
 MAX_KEPT = 512

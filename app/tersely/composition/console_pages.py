@@ -27,7 +27,7 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.console_access import ConsoleAccess, OperatorAccess
 from tersely.service.common.metrics import IgnoredMetrics
 from tersely.service.common.operations import Operations
-from tersely.service.proxy.live_sessions import LiveSessions
+from tersely.service.proxy.live_sessions.live_session import LiveSessions
 from tersely.service.proxy.proxy import Proxy, ProxyConfig, SharedServices
 from tersely.service.replays.replays import Replays
 from tersely.settings import Settings

@@ -20,8 +20,8 @@ from tersely.service.common.call_board import CallBoard
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.limiter import Limiter
 from tersely.service.money.prices import Prices, read_prices
-from tersely.service.proxy.durable_writer import DurableWriter
-from tersely.service.proxy.live_sessions import LiveSessions
+from tersely.service.proxy.durability.durable_writer import DurableWriter
+from tersely.service.proxy.live_sessions.live_session import LiveSessions
 from tersely.service.search.embedder import Embedder
 from tersely.service.search.page_builder import PageBuilder
 from tersely.service.search.session_search import Searcher

@@ -19,9 +19,9 @@ from tersely.domain.messages import Dialect as DialectName
 from tersely.hosts import ROUTE_DIALECTS
 from tersely.service.common.metrics import OUTCOMES
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.proxy.account_access import AccountAccess
 from tersely.service.proxy.chat_commands import ChatCommands
 from tersely.service.proxy.proxy import Proxy, ProxyConfig, SharedServices
+from tersely.service.proxy.sending.account_access import AccountAccess
 from tersely.service.sessions.commands import Commands
 from tersely.service.summaries.models import Host
 from tersely.settings import Settings

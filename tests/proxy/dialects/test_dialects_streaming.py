@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tersely.dialects.registry import dialect_named
-from tersely.service.proxy.stream_end import terminal_detector, whole_events
+from tersely.service.proxy.streams.stream_end import terminal_detector, whole_events
 from tests.support.http import post, request_bytes, wire
 from tests.support.rows import messages_by_number
 from tests.support.services import Service

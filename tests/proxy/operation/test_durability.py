@@ -15,7 +15,7 @@ import pytest
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.proxy import durable_writer
+from tersely.service.proxy.durability import durable_writer
 from tersely.store.commit import batches, spool_marks, writer
 from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database

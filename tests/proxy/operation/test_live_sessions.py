@@ -27,9 +27,9 @@ import pytest
 from pydantic import ValidationError
 
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.proxy import live_matching
-from tersely.service.proxy.calls import Call
-from tersely.service.proxy.live_sessions import LiveSession, LiveSessions
+from tersely.service.proxy.call.call import Call
+from tersely.service.proxy.live_calls import matching as live_matching
+from tersely.service.proxy.live_sessions.live_session import LiveSession, LiveSessions
 from tersely.settings import Settings
 from tersely.store.commit.writer import HOLD
 from tests.conftest import Database, Server, new_database

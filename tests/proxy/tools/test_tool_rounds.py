@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.proxy.tool_calls import ToolCalls
+from tersely.service.proxy.replies.tool_calls import ToolCalls
 from tests.conftest import Database
 from tests.support.chat_messages import user
 from tests.support.http import body_of, post, request_bytes, view_of, wire

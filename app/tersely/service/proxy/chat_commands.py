@@ -21,8 +21,8 @@ from tersely.domain.errors import InvalidRequest, TerselyError
 from tersely.domain.messages import Message
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.proxy import history_by_reference
-from tersely.service.proxy.calls import Call, ContextLabels, ProxyResponse
+from tersely.service.proxy.call import history_by_reference
+from tersely.service.proxy.call.call import Call, ContextLabels, ProxyResponse
 from tersely.service.proxy.command_deduplicator import CommandDeduplicator, identify
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import hash_history

@@ -1,14 +1,15 @@
 """The pipeline of a proxied call. Read `Proxy.converse` and what it calls, from top to bottom:
 
-1. history: read the request, and hash its messages (`tersely.service.proxy.session_matching`);
-2. session: find whose history it is, and load it (there, and `tersely.service.proxy.server_side_history`);
-3. context: decide what the model sees (`tersely.service.proxy.context_building`);
-4. request: write the body for the model host (`tersely.service.proxy.request_building`);
-5. send: send it, until the host accepts it (`tersely.service.proxy.sending`);
-6. reply: relay the reply in rounds, and record it (`tersely.service.proxy.reply_rounds`).
+1. history: read the request, and hash its messages (`tersely.service.proxy.preparing.session_matching`);
+2. session: find whose history it is, and load it (there, and `tersely.service.proxy.preparing.server_side_history`);
+3. context: decide what the model sees (`tersely.service.proxy.preparing.context_building`);
+4. request: write the body for the model host (`tersely.service.proxy.preparing.request_building`);
+5. send: send it, until the host accepts it (`tersely.service.proxy.sending.sender`);
+6. reply: relay the reply in rounds, and record it (`tersely.service.proxy.replies.reply_rounds`).
 
-The steps do not know each other: each takes the value of the step before (`tersely.service.proxy.stages`) and returns a
-larger one. A call that continues a live session takes steps 1 to 4 at once (`tersely.service.proxy.live_calls`).
+The steps do not know each other: each takes the value of the step before (`tersely.service.proxy.preparing.stages`) and
+returns a larger one. A call that continues a live session takes steps 1 to 4 at once
+(`tersely.service.proxy.live_calls.live_calls`).
 
 The database never makes a client wait for its model longer than necessary: the request is stored while the model works,
 the reply before the client sees its end, and no connection to the database is held meanwhile.
@@ -44,31 +45,31 @@ from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
 from tersely.service.context.sent_contexts import KnownSessions
 from tersely.service.money.prices import Prices
-from tersely.service.proxy.call_config import CallConfig
-from tersely.service.proxy.call_timer import CallTimer
-from tersely.service.proxy.calls import Call, ContextKind, ProxyResponse
+from tersely.service.proxy.call.call import Call, ContextKind, ProxyResponse
+from tersely.service.proxy.call.call_config import CallConfig
+from tersely.service.proxy.call.call_timer import CallTimer
+from tersely.service.proxy.call.item_references import with_items
 from tersely.service.proxy.chat_commands import ChatCommands
-from tersely.service.proxy.context_building import ContextBuilder
-from tersely.service.proxy.durable_writer import DurableWriter
-from tersely.service.proxy.forwarding import ForwardedReply, Forwarder, data_lines, takes_data_only, unbuffered
-from tersely.service.proxy.item_references import with_items
-from tersely.service.proxy.live_call import LiveCall
-from tersely.service.proxy.live_calls import LiveCalls
-from tersely.service.proxy.live_preparing import whole_snapshot
-from tersely.service.proxy.live_sessions import LiveSessions
-from tersely.service.proxy.recording import Recorder
-from tersely.service.proxy.reply_records import OnIds
-from tersely.service.proxy.reply_rounds import RoundSteps, StreamRelay, relay_oversized, relay_whole
-from tersely.service.proxy.request_building import RequestBuilder
-from tersely.service.proxy.round_transcript import RoundTranscript
-from tersely.service.proxy.sending import Sender, TracedReply
-from tersely.service.proxy.sent_call import SentCall, StartedReply
-from tersely.service.proxy.server_side_history import ServerSideHistory
-from tersely.service.proxy.session_matching import SessionMatcher, with_address
+from tersely.service.proxy.durability.durable_writer import DurableWriter
+from tersely.service.proxy.live_calls.live_call import LiveCall
+from tersely.service.proxy.live_calls.live_calls import LiveCalls
+from tersely.service.proxy.live_calls.preparing import whole_snapshot
+from tersely.service.proxy.live_sessions.live_session import LiveSessions
+from tersely.service.proxy.preparing.context_building import ContextBuilder
+from tersely.service.proxy.preparing.request_building import RequestBuilder
+from tersely.service.proxy.preparing.server_side_history import ServerSideHistory
+from tersely.service.proxy.preparing.session_matching import SessionMatcher, with_address
+from tersely.service.proxy.preparing.stages import IncomingCall, MatchedCall, PreparedCall
+from tersely.service.proxy.recording.recorder import Recorder
+from tersely.service.proxy.recording.reply_records import OnIds
+from tersely.service.proxy.recording.round_transcript import RoundTranscript
+from tersely.service.proxy.replies.reply_rounds import RoundSteps, StreamRelay, relay_oversized, relay_whole
+from tersely.service.proxy.replies.tool_calls import ToolCalls
+from tersely.service.proxy.sending.forwarding import ForwardedReply, Forwarder, data_lines, takes_data_only, unbuffered
+from tersely.service.proxy.sending.sender import Sender, TracedReply
+from tersely.service.proxy.sending.sent_call import SentCall, StartedReply
 from tersely.service.proxy.shadowing import shadow_job
 from tersely.service.proxy.side_calls import SideCalls
-from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall
-from tersely.service.proxy.tool_calls import ToolCalls
 from tersely.service.shadows.shadows import Shadows
 from tersely.service.summaries.jobs import credentials_of
 from tersely.service.summaries.prefetcher import SummaryPrefetcher

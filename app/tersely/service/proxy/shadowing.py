@@ -6,8 +6,8 @@ from functools import partial
 
 from tersely.dialects.dialect import Dialect
 from tersely.service.context.context_config import ContextConfig
-from tersely.service.proxy.live_call import LiveCall
-from tersely.service.proxy.sent_call import SentCall
+from tersely.service.proxy.live_calls.live_call import LiveCall
+from tersely.service.proxy.sending.sent_call import SentCall
 from tersely.service.shadows.planning import AnsweredCall
 from tersely.service.shadows.shadows import ShadowJob
 from tersely.store.commit.records import ReplyWrite, StoredReply

@@ -10,7 +10,7 @@ from tersely.dialects.dialect import Dialect, Reply, Request
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.chain import summary_anchors
 from tersely.service.context.parse_cache import ParseCache
-from tersely.service.proxy.calls import Call
+from tersely.service.proxy.call.call import Call
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import NEWEST, IncomingHistory, hash_history
 from tersely.store.commit import reply_ids

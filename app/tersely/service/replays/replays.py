@@ -21,7 +21,7 @@ from tersely.domain.errors import Busy, InvalidRequest, NotFound, TerselyError
 from tersely.domain.messages import Dialect as DialectName
 from tersely.service.common.replay_tenants import replay_tenant
 from tersely.service.context.context_configs import SHADOW_OFF
-from tersely.service.proxy.calls import Call, CallOptions
+from tersely.service.proxy.call.call import Call, CallOptions
 from tersely.service.proxy.proxy import Proxy
 from tersely.service.replays.recorded_host import RecordedHost
 from tersely.service.sessions.sessions import SessionChange, Sessions

@@ -1,0 +1,1 @@
+"""The values of one proxied call, and what a request references."""

@@ -1,0 +1,1 @@
+"""Calls that continue a live session: only what is new in them is worked out."""

@@ -1,0 +1,554 @@
+"""Make live sessions from calls of the full path, and update them after each live call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+from msgspec import structs
+
+from tersely.dialects.clients import known as clients
+from tersely.dialects.clients.names import client_name
+from tersely.dialects.dialect import Dialect
+from tersely.dialects.wire.array_member import find_array, find_array_end
+from tersely.domain.history.context import LayerReport
+from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, Snapshot
+from tersely.domain.history.links import StoredLink
+from tersely.domain.history.sessions import Session
+from tersely.service.common import tokens
+from tersely.service.context.building import BuiltContext
+from tersely.service.context.context_config import count_additions, instructions_in, offers_in
+from tersely.service.context.loading import count_apart
+from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, MessageSource, body_parts
+from tersely.service.proxy.call.call import Call
+from tersely.service.proxy.live_calls.deltas import first_deltas, next_deltas, shows_delta
+from tersely.service.proxy.live_calls.live_call import LiveCall
+from tersely.service.proxy.live_calls.preparing import TAIL
+from tersely.service.proxy.live_sessions.frames import Frame, count_volatile, placeholder_of, step_back
+from tersely.service.proxy.live_sessions.live_session import (
+    ContextSums,
+    DeltaSession,
+    LiveSession,
+    VolatileMessage,
+    size_of,
+    steady,
+)
+from tersely.service.proxy.preparing.stages import PreparedCall
+from tersely.service.recognition.incoming_history import extend, identify
+from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
+from tersely.store.history.messages import TailRow
+from tersely.store.history.tail_cache import TailCache, row_of
+from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
+from tersely.strategies.epochs.cutting import widest_step
+from tersely.strategies.epochs.policies import EveryRequest
+from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
+from tersely.strategies.pipeline import count_entries
+from tersely.strategies.reduction.shortening import shortens
+
+
+class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets at which the next call continues the client's body and the one that was sent.
+
+    ``end``: before the volatile messages; ``history_end``: behind all messages; ``sent_end``: behind those that were
+    sent, where the next body is made from that one. ``frame``: where it is written around the volatile messages.
+    """
+
+    end: int
+    history_end: int
+    sent_end: int = 0
+    frame: Frame | None = None
+
+
+class LiveSessionBuilder:
+    """Makes the live sessions of one dialect."""
+
+    def __init__(self, dialect: Dialect, *, owner: int, tails: TailCache, new_id: Callable[[], str]) -> None:
+        self._dialect = dialect
+        self._history = dialect.history
+        self._owner = owner
+        self._tails = tails
+        self._new_id = new_id
+
+    def begin(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> LiveSession | None:
+        """Return the session as a call of the full path left it; None where the next call has to take that again."""
+        outcome, call = write.request_outcome, prepared.call
+        if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
+            return None
+        is_delta = prepared.match.is_delta
+        if is_delta and not shows_delta(prepared):
+            return None
+        read = _read_delta(prepared, write, stored) if is_delta else self._read_tail(call, write)
+        if read is None:
+            return None
+        session, rows = read
+        (reply,) = write.replies
+        row = rows[-1]
+        if row.row.seq != session.last_seq or row.row.digest != reply.digest or session.edited:
+            return None
+        if session.version != outcome.state.version + 1:
+            return None
+        new = zip(write.request.decision.placed, write.request.tokens, strict=True)
+        counts = {placed.seq: count for placed, count in new if placed.is_new}
+        if not is_delta:
+            counts |= {each.row.seq: each.row.tokens for each in rows}
+            return self._build(call, prepared, session, rows, counts, None)
+        # Stored messages have their counts; those that were written anew have estimates at every call.
+        counts = {entry.seq: entry.tokens for entry in prepared.loaded.snapshot.entries} | counts
+        return self._build(call, prepared, session, rows, counts, first_deltas(prepared, write))
+
+    def _read_tail(self, call: Call, write: ReplyWrite) -> tuple[Session, list[TailRow]] | None:
+        """Return the session and its tail after a call that brought its history; None if they are not at hand."""
+        assert write.request_outcome is not None
+        tail = self._tails.get(call.tenant, write.request_outcome.session_id)
+        (reply,) = write.replies
+        return None if tail is None or tail.chain != reply.chain else (tail.session, tail.rows)
+
+    def grow(
+        self, call: LiveCall, write: ReplyWrite, stored: StoredReply, *, checked_at: float, changes: int
+    ) -> LiveSession | None:
+        """Return the session as a live call left it, ``stored`` with its reply; None as for `begin`."""
+        live, found, asked, state = call.live, call.found, stored.outcome, stored.state
+        description = call.description
+        if not asked.is_as_decided or state.version != live.session.version + 2 or state.edited:
+            return None
+        if description is None or stored.record is None or not _is_plain_reply(write):
+            return None
+        reply = row_of(stored.record)
+        if reply.row.seq != state.last_seq:
+            return None
+        body, added, volatile = call.call.body, call.elements, call.elements.volatile
+        deltas = live.deltas
+        if deltas is not None:
+            body, end = live.body, live.end
+            deltas = next_deltas(deltas, found.history, write)
+        elif (stepped := step_back(body, len(body) - len(live.suffix), [each.raw for each in volatile])) is not None:
+            end = stepped
+        else:
+            return None
+        frame = live.frame
+        if frame is not None:
+            stays = len(added.elements) - len(volatile)
+            frame = frame.with_middle([element for element, _ in added.elements[:stays]])
+        messages, counts = found.history.messages, write.request.tokens
+        counted = zip(call.added[1:], counts[found.echoes :], strict=True)
+        new = (call.added[0], *(structs.replace(entry, tokens=count) for entry, count in counted))
+        question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
+        rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
+        rows += [*_rows_of(write), reply]
+        first = live.first_messages
+        if deltas is None and len(first) < 3:
+            first = (*first, *messages)[:3]
+        return structs.replace(
+            live,
+            session=session_after(live.session, state),
+            checked_at=checked_at,
+            changes=changes,
+            headers=found.headers,
+            body=body,
+            end=end,
+            commas=live.commas + body.count(b",", live.end, end),
+            volatile=volatile,
+            frame=frame,
+            sent=None if live.sent is None else call.body,
+            sent_end=len(call.body) - len(live.sent_suffix),
+            first_messages=first,
+            last_question=question,
+            snapshot=_grown_snapshot(call, new, state),
+            sums=live.sums.with_added(new, turn=live.turn),
+            is_verbatim=call.is_verbatim,
+            shown_kinds=call.shown_tags,
+            reply=reply,
+            chain=extend(found.history.chains[-1], reply.row.digest),
+            messages_size=live.messages_size + size_of(new),
+            elements=description.elements,
+            rows=rows,
+            row_count=len(rows),
+            deltas=deltas,
+        )
+
+    def _build(
+        self,
+        call: Call,
+        prepared: PreparedCall,
+        session: Session,
+        rows: list[TailRow],
+        counts: dict[int, int],
+        deltas: DeltaSession | None,
+    ) -> LiveSession | None:
+        reply, config, request = rows[-1], prepared.config, prepared.request
+        shown = _read_shown(prepared, session, reply, counts, is_delta=deltas is not None)
+        if shown is None:
+            return None
+        epoch, tail = shown.epoch, shown.snapshot.entries
+        elements, volatile = _elements(prepared), _volatile(prepared, tail)
+        if elements is None or volatile is None:
+            return None
+        # A message that is written anew at the next call is written without the instructions in front of it.
+        if any(prefix.seq >= entry.seq for prefix in epoch.prefixes for entry in tail[len(tail) - len(volatile) :]):
+            return None
+        bodies = self._bodies(call, prepared, epoch, volatile)
+        if bodies is None:
+            return None
+        messages = prepared.history.messages
+        return LiveSession(
+            owner=self._owner,
+            tenant=call.tenant,
+            session=session,
+            checked_at=float("-inf"),
+            changes=0,
+            headers=[] if clients.is_retry(call.header_map) else steady(call.headers),
+            client_name=client_name(call.header_map) or None,
+            method=call.method,
+            path=call.path,
+            options=call.options,
+            client=clients.client_ids(call.header_map, request.ids),
+            body=call.body if deltas is None else call.body[: bodies.end],
+            end=bodies.end,
+            commas=call.body.count(b",", 0, bodies.end) + call.body.count(b",", bodies.history_end),
+            suffix=call.body[bodies.history_end :],
+            sent=prepared.body if bodies.sent_end else None,
+            sent_end=bodies.sent_end,
+            sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
+            volatile=volatile,
+            frame=bodies.frame,
+            instructions=body_parts(prepared.body, self._dialect.name).instructions if bodies.frame is None else b"",
+            request=structs.replace(request, messages=()),
+            tools_digest=tokens.content_digest(request.tools) if request.tools else None,
+            first_messages=messages[:3] if deltas is None else (),
+            last_question=next((each for each in reversed(messages) if each.role == "user"), None),
+            config=config,
+            snapshot=shown.snapshot,
+            sums=shown.sums,
+            is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
+            is_whole=shown.is_whole,
+            shown_kinds=prepared.shown_tags,
+            strip_usage=prepared.strip_usage,
+            tools=prepared.tools,
+            reply=reply,
+            chain=_chain_of(prepared, reply),
+            messages_size=size_of((*shown.snapshot.kept, *tail)),
+            layers=shown.layers,
+            elements=elements,
+            rows=list(rows),
+            row_count=len(rows),
+            deltas=deltas,
+            history_owner=prepared.history_owner,
+        )
+
+    def _bodies(
+        self, call: Call, prepared: PreparedCall, epoch: Epoch, volatile: Sequence[VolatileMessage]
+    ) -> _Bodies | None:
+        """Find where the next call continues both bodies; None where they do not end with the newest message."""
+        newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
+        place = find_array(call.body, self._history.name)
+        if place is None or not call.body.endswith(newest, 0, place[1]):
+            return None
+        is_delta = prepared.match.is_delta
+        end = place[0] if is_delta else step_back(call.body, place[1], [each.raw for each in volatile])
+        if end is None:
+            return None
+        if prepared.body is call.body:
+            return _Bodies(end=end, history_end=place[1])
+        if volatile:
+            frame = self._frame(call, prepared, epoch, place, volatile)
+            return None if frame is None else _Bodies(end=end, history_end=place[1], frame=frame)
+        sent_end = find_array_end(prepared.body, self._history.name) or 0
+        if not sent_end or not prepared.body.endswith(newest, 0, sent_end):
+            return None
+        return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
+
+    def _frame(
+        self,
+        call: Call,
+        prepared: PreparedCall,
+        epoch: Epoch,
+        place: tuple[int, int],
+        volatile: Sequence[VolatileMessage],
+    ) -> Frame | None:
+        """Return the parts of the upstream body that the next body repeats; None if that body is not written message by
+        message.
+        """
+        sources = prepared.sources or ()
+        added = len(volatile)
+        frozen = 1 + max((index for index, source in enumerate(sources) if _is_in_head(source, epoch)), default=-1)
+        elements = body_parts(prepared.body, self._dialect.name).elements
+        between = len(sources) - frozen - 1 - added
+        front = len(elements) - between - added
+        if between < 1 or front < 1:
+            return None
+        offers, instructions = offers_in(epoch, prepared.config), instructions_in(epoch, prepared.config)
+        body = call.body[: place[0]] + call.body[place[1] :]
+        frame = Frame(
+            body=self._dialect.add_tools(body, offers) if offers else body,
+            front=tuple(source.raw for source in sources[: frozen + 1]),
+            frozen=frozen,
+            front_elements=front,
+            middle=b",".join(elements[front : front + between]),
+            placeholder=placeholder_of(self._new_id()),
+            instructions=instructions,
+            has_breakpoints=prepared.match.is_delta or instructions is not None or bool(offers) or epoch.cut > 1,
+        )
+        written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
+        return frame if written is not None and written.body == prepared.body else None
+
+
+def _grown_snapshot(call: LiveCall, new: Sequence[Entry], state: SessionCounters) -> Snapshot:
+    """Return the snapshot after a live call: its revised and new messages behind the known ones."""
+    before, revised = call.live.snapshot, call.found.revised
+    known = before.entries[: len(before.entries) - len(revised)] if revised else before.entries
+    return structs.replace(
+        before,
+        entries=(*known, *revised, *new),
+        calls=state.calls,
+        last_call_at=state.last_call_at,
+        window=call.window,
+    )
+
+
+class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The context that a call of the full path sent, for the next call to continue. ``snapshot`` has the messages
+    with the tokens that are stored; ``layers`` are those of the report before the tail.
+    """
+
+    epoch: Epoch
+    snapshot: Snapshot
+    sums: ContextSums
+    layers: tuple[LayerReport, ...]
+    is_whole: bool
+
+
+def _read_shown(
+    prepared: PreparedCall, session: Session, reply: TailRow, counts: Mapping[int, int], *, is_delta: bool
+) -> _ShownContext | None:
+    """Return what a call showed; None where the next call does not simply append to it."""
+    built, config = prepared.built, prepared.config
+    if built is None or not _is_plain_call(prepared):
+        return None
+    epoch, context, before = session.plan, built.context, prepared.loaded.snapshot
+    if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
+        return None
+    around = _around_cut(epoch, before)
+    if around is None or not _are_plain(*around, epoch, reply):
+        return None
+    kept, tail = around
+    if shortens(epoch, (*kept, *tail)):
+        return None
+    if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
+        return None
+    added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
+    fixed = before.fixed_tokens + added.total - counted.total
+    older = 0 if epoch.cut == 1 else epoch.older_tokens
+    layers = context.report.layers
+    # Blocks in the head are written with words around them; their own tokens are among the fixed ones.
+    around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
+    around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
+    sums = _sums(epoch, kept, tail, around_blocks)
+    if not _is_as_summed(built, fixed, older, sums) or not layers or layers[-1].name != TAIL:
+        return None
+    # What was estimated before the call has been counted since.
+    tail, kept = _counted(tail, counts), _counted(kept, counts)
+    if not is_delta:  # otherwise it was loaded with its counts
+        tail, kept = count_apart(tail, kept, before.injected)
+    snapshot = structs.replace(
+        before,
+        entries=tail,
+        kept=kept,
+        epoch=epoch,
+        fixed_tokens=fixed,
+        tool_tokens=before.tool_tokens + added.tools - counted.tools,
+        older_tokens=older,
+        edited=False,
+        ran_out=False,
+        calls=session.calls,
+        last_call_at=session.last_call_at,
+    )
+    return _ShownContext(
+        epoch=epoch,
+        snapshot=snapshot,
+        sums=_sums(epoch, kept, tail, around_blocks),
+        layers=layers[:-1],
+        is_whole=context.is_whole,
+    )
+
+
+def _read_delta(
+    prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None
+) -> tuple[Session, list[TailRow]] | None:
+    """Return the session and its tail after a call that brought only new messages; None if they are not at hand."""
+    session = prepared.match.session
+    if stored is None or stored.record is None or session is None or stored.outcome.session_id != session.id:
+        return None
+    return session_after(session, stored.state), [*prepared.match.rows, *_rows_of(write), row_of(stored.record)]
+
+
+def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tuple[Entry, ...]] | None:
+    """Return the messages that ``epoch`` keeps from before its cut, and those behind it; None if one is not loaded."""
+    shown = (*snapshot.kept, *snapshot.entries)
+    if not {entry.seq for entry in shown}.issuperset(epoch.kept):
+        return None
+    kept = tuple(entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept)
+    return kept, tuple(entry for entry in shown if entry.seq >= epoch.cut)
+
+
+def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: ContextSums) -> bool:
+    """Return whether the sums equal the tokens of the report. Otherwise the report counts something that they lack."""
+    report = built.context.report
+    if report.tokens_after != fixed + sums.head + sums.kept + sums.tail:
+        return False
+    return built.starts_epoch or report.tokens_before == fixed + max(older, sums.kept) + sums.tail
+
+
+def _is_in_head(source: MessageSource, epoch: Epoch) -> bool:
+    return source.shows == ADDED or source.layer == INSTRUCTIONS or source.seq < epoch.cut
+
+
+def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[VolatileMessage, ...] | None:
+    """The last messages of a request whose breakpoints the next one may move; None where that cannot be followed."""
+    history = prepared.history
+    count = count_volatile(prepared.own_messages, prepared.write.dialect)
+    most = len(history.links) if prepared.match.is_delta else len(history.links) - 1
+    if count is None or count > most:
+        return None
+    first = len(history.messages) - count
+    placed = prepared.match.decision.placed[first:]
+    if [each.seq for each in placed] != [entry.seq for entry in tail[len(tail) - count :]]:
+        return None
+    incoming = zip(history.messages[first:], history.identities[first:], strict=True)
+    return tuple(VolatileMessage(message.raw, each.digest) for message, each in incoming)
+
+
+def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blocks: int) -> ContextSums:
+    everything = (*kept, *tail)
+    running = everything[-1].turn
+    has_pins = any(entry.pinned for entry in everything)
+    return ContextSums(
+        head=epoch.head_tokens + around_blocks,
+        kept=count_entries(kept),
+        tail=count_entries(tail),
+        questions=count_entries(e for e in everything if e.turn == running and e.message.starts_turn),
+        steps=sum(entry.message.role == "assistant" for entry in tail),
+        widest=None if has_pins else widest_step(tail),
+    )
+
+
+def _elements(prepared: PreparedCall) -> Elements | None:
+    """Return the description of the body that went upstream; the next description continues it."""
+    description = prepared.record.description if prepared.record else None
+    return None if description is None or description.body is not prepared.body else description.elements
+
+
+def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:
+    """The identity of the history up to the stored ``reply`` of a call."""
+    return extend(prepared.match.head_chain or prepared.history.head_chain, reply.row.digest)
+
+
+def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
+    """Return whether a context shows the messages of the epoch unchanged, and the next one will show them so again."""
+    context = built.context
+    if context.epoch.number != epoch.number or context.repairs or context.must_answer:
+        return False
+    # Instructions in front of a question are part of the body that went upstream.
+    if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):
+        return False
+    if epoch.folds_repeats:
+        return False
+    return not (epoch.is_stale or epoch.must_rebuild or epoch.retrieved)
+
+
+def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
+    """Entries with the tokens that are stored."""
+    return tuple(structs.replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries)
+
+
+def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
+    """Return whether a history has equal messages, one of them kept from before the cut: only a lookup can tell which
+    is which.
+    """
+    if not kept or prepared.match.is_delta:
+        return False
+    placed, incoming = prepared.match.decision.placed, prepared.history.identities
+    digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
+    often = Counter(message.digest for message in incoming)
+    for entry in kept:
+        digest = digests.get(entry.seq)
+        if digest is None and entry.message.role == "user":  # the model was shown it as the client sent it
+            digest = identify(entry.message).digest
+        if digest is None or often[digest] != 1:
+            return True
+    return False
+
+
+def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, reply: TailRow) -> bool:
+    """Return whether messages stand in the order of their numbers, unaltered, around the cut, and the user opened the
+    turn.
+    """
+    everything = (*kept, *entries)
+    if any(entry.prefix or entry.is_shortened for entry in everything):
+        return False
+    if any(one.seq >= other.seq for one, other in pairwise(everything)):
+        return False
+    if any(entry.seq < epoch.cut for entry in entries) or any(entry.seq >= epoch.cut for entry in kept):
+        return False
+    return any(entry.turn == reply.row.turn and entry.message.role == "user" for entry in everything)
+
+
+def _rows_of(write: ReplyWrite) -> list[TailRow]:
+    """Return the rows of a request's new messages, as a lookup reads them."""
+    request = write.request
+    rows: list[TailRow] = []
+    follows = request.decision.follows_seq
+    for placed, incoming, count in zip(request.decision.placed, request.incoming, request.tokens, strict=True):
+        if placed.is_new:
+            row = StoredLink(
+                seq=placed.seq,
+                position=placed.position,
+                turn=placed.turn,
+                tokens=count,
+                role=incoming.role,
+                status=placed.status,
+                digest=incoming.digest,
+                relayed=False,
+                call=0,
+                follows=follows,
+            )
+            rows.append(TailRow(row=row, dialect=request.dialect, pinned=False, created_at=request.now, model_raw=None))
+        follows = placed.seq
+    return rows
+
+
+def _is_plain_reply(write: ReplyWrite) -> bool:
+    """Return whether a call got one whole reply, and nothing beside it."""
+    if len(write.replies) != 1:
+        return False
+    (reply,) = write.replies
+    is_plain = reply.chain is not None and not reply.is_alternative and reply.role == "assistant"
+    return is_plain and reply.finish not in {None, WINDOW_FULL, *INCOMPLETE}
+
+
+def _is_plain_call(prepared: PreparedCall) -> bool:
+    """Return whether the full path prepared a call without anything that a live call does not do again."""
+    found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
+    decision = found.decision
+    if found.expanded_from or prepared.resolved is not None or prepared.is_at_host or prepared.round_messages:
+        return False
+    if decision.kind not in {"new", "continue", "delta"} or decision.superseded or decision.restored:
+        return False
+    if not decision.replies_at_end or any(placed.status != "live" for placed in decision.placed):
+        return False
+    if prepared.write.key is not None or history.blocks or history.overflows:
+        return False
+    if history.instructions and not found.is_delta:
+        return False
+    links = arrival.links
+    if found.is_delta and len(links) < len(arrival.messages):
+        return False  # it brings instructions, which replace others
+    # Instructions lead the history, or there are none.
+    if not links or links != list(range(links[0], len(arrival.messages))):
+        return False
+    if not all(message.is_instruction for message in arrival.messages[: links[0]]):
+        return False
+    if isinstance(config.policy, EveryRequest):
+        return False
+    return arrival.messages[-1].role in {"user", "tool"}

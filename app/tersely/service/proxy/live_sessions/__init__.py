@@ -1,0 +1,1 @@
+"""Live sessions: what a worker keeps of the conversations that it has seen lately."""

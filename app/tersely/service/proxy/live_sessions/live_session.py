@@ -1,0 +1,305 @@
+"""Live sessions: what a worker keeps of the conversations that it has seen lately.
+
+A live session is found by the bytes of a request body: nearly every body is the last one with more messages. It holds
+everything that the next call would otherwise work out again from a history that has not changed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tersely.dialects.dialect import Request
+from tersely.dialects.headers import Headers
+from tersely.domain.client_ids import ClientIds
+from tersely.domain.history.context import LayerReport
+from tersely.domain.history.history import Entry, Snapshot
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Message
+from tersely.domain.text.tags import TagKinds
+from tersely.service.context.context_config import ContextConfig
+from tersely.service.context.sent_contexts import Elements, MessageSource
+from tersely.service.proxy.call.call import Call, CallOptions
+from tersely.service.proxy.live_sessions.frames import Frame
+from tersely.store.commit.records import HistoryOwner
+from tersely.store.history.messages import TailRow
+
+# Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
+SESSION_BYTES = 6_000
+ENTRY_BYTES = 1_800
+# A digest in a set.
+DIGEST_BYTES = 120
+# One session takes at most an eighth of the memory, so that a few huge sessions do not displace all others. The body of
+# a larger one is freed when its call ends.
+LARGEST_PART = 8
+# Bodies are told apart by so many bytes at an offset that both a body and its continuation have.
+KEY_BYTES = 64
+
+
+class ContextSums(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
+    ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
+    (``questions``). ``steps`` counts the replies in the tail. ``widest``: see `surely_keeps`; None: not known.
+    """
+
+    head: int
+    kept: int
+    tail: int
+    questions: int
+    steps: int
+    widest: int | None
+
+    def with_added(self, added: Sequence[Entry], *, turn: int) -> ContextSums:
+        """Return the sums with entries of a reply and what follows it; ``turn`` was the running one before them."""
+        running = added[-1].turn
+        tokens = steps = 0
+        questions = self.questions if running == turn else 0
+        for entry in added:
+            tokens += entry.tokens
+            role = entry.message.role
+            if role == "assistant":
+                steps += 1
+            elif role == "user" and entry.turn == running and entry.message.starts_turn:
+                questions += entry.tokens
+        widest = None if self.widest is None else max(self.widest, tokens)
+        return ContextSums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, widest)
+
+
+class VolatileMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message as the client sent it last, and its identity."""
+
+    raw: bytes
+    digest: bytes
+
+
+class AddedMessages(msgspec.Struct, frozen=True):
+    """The elements that a live call adds to the message list of its body, with their sources. ``instructions``: those
+    beside the list. ``volatile`` are the last messages of the request: their elements may be others at the next call.
+    """
+
+    elements: Sequence[tuple[bytes, MessageSource]]
+    instructions: bytes = b""
+    volatile: tuple[VolatileMessage, ...] = ()
+
+
+class DeltaSession(msgspec.Struct, frozen=True, gc=False):
+    """The state of a session whose calls bring only their new messages.
+
+    ``instructions`` are the stored ones that its calls do not bring, ``reply`` is the last reply as its client saw it.
+    ``digests`` has those of all its links, and perhaps of others.
+    """
+
+    instructions: tuple[bytes, ...]
+    reply: bytes
+    digests: set[bytes]
+
+
+class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """A session after its last call, as the next call continues it.
+
+    ``body`` is the client's last one: up to ``end`` it goes to the end of the last message but those in ``volatile``,
+    whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent``, ``sent_end`` and
+    ``sent_suffix`` are the same of the body that went upstream (None: the client's own, or one of ``frame``);
+    ``instructions`` are those beside the client's messages.
+    ``commas`` counts those of ``body`` up to ``end`` and of ``suffix``, in texts too: no list there has more elements.
+    ``owner`` identifies the `LiveCalls` that prepared it, ``session`` is the session's row as it is known. The database
+    was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
+    ``headers`` are those of the last request (see `steady`), ``client_name`` names the program that sent it.
+    ``request`` is the request without its messages, ``first_messages`` are the first three of them and
+    ``last_question`` is the last that the user sent. ``snapshot`` holds the session's messages without the last reply:
+    ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
+    are those of the context before its tail, ``elements`` describe the body that went upstream. ``rows`` are the stored
+    messages from the cut on, of which the first ``row_count`` are this session's: the list goes on with those of later
+    calls. ``deltas`` is set where calls bring only their new messages: then ``body`` is what comes before these.
+    ``history_owner`` will have the history up to the next reply.
+    """
+
+    owner: int
+    tenant: str
+    session: Session
+    checked_at: float
+    changes: int
+    headers: Headers
+    client_name: str | None
+    method: str
+    path: str
+    options: CallOptions
+    client: ClientIds
+    body: bytes
+    end: int
+    commas: int
+    suffix: bytes
+    sent: bytes | None
+    sent_end: int
+    sent_suffix: bytes
+    volatile: tuple[VolatileMessage, ...]
+    frame: Frame | None
+    instructions: bytes
+    request: Request
+    tools_digest: bytes | None
+    first_messages: tuple[Message, ...]
+    last_question: Message | None
+    config: ContextConfig
+    snapshot: Snapshot
+    sums: ContextSums
+    is_verbatim: bool
+    is_whole: bool
+    shown_kinds: TagKinds
+    strip_usage: bool
+    tools: frozenset[str]
+    reply: TailRow
+    chain: bytes
+    messages_size: int
+    layers: tuple[LayerReport, ...]
+    elements: Elements
+    rows: list[TailRow]
+    row_count: int
+    deltas: DeltaSession | None
+    history_owner: HistoryOwner
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.session.id
+
+    @property
+    def is_named(self) -> bool:
+        """True if its calls name the session in Tersely's own header."""
+        return self.options.session_id is not None
+
+    @property
+    def turn(self) -> int:
+        """The turn of the newest message, not counting the last reply."""
+        entries = self.snapshot.entries or self.snapshot.kept
+        return entries[-1].turn
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
+        size += len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
+        if self.deltas is not None:
+            size += len(self.deltas.reply) + DIGEST_BYTES * len(self.deltas.digests)
+        return size if self.frame is None else size + self.frame.size
+
+
+def steady(headers: Headers) -> Headers:
+    """Return the headers that may be the same in each request of a conversation."""
+    return [header for header in headers if header[0] != "content-length"]
+
+
+def size_of(entries: Iterable[Entry]) -> int:
+    """Bytes of memory that messages take, about. Their text is held twice: as it came, and read."""
+    return sum(ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries)
+
+
+class _CachedSession(msgspec.Struct):
+    session: LiveSession
+    size: int
+
+
+class LiveSessions:
+    """The live sessions that were used last, of at most ``budget`` bytes."""
+
+    def __init__(self, budget: int) -> None:
+        """``budget`` in bytes; 0: nothing is kept."""
+        self._budget = budget
+        self._bytes = 0
+        self._sessions: OrderedDict[tuple[str, str], _CachedSession] = OrderedDict()
+        self._by_chain: defaultdict[tuple[str, bytes], int] = defaultdict(int)
+        self._by_prefix: defaultdict[tuple[str, int, bytes], list[LiveSession]] = defaultdict(list)
+
+    @property
+    def is_on(self) -> bool:
+        """True if live sessions are kept."""
+        return self._budget > 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in use, about."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, call: Call) -> list[LiveSession]:
+        """Return the live sessions whose bodies ``call`` continues, the longest first."""
+        body = call.body
+        if call.options.session_id is not None:
+            held = self._sessions.get((call.tenant, call.options.session_id))
+            return [held.session] if held is not None and _continues(body, held.session) else []
+        found: list[LiveSession] = []
+        offset = _offset_of(len(body))
+        while offset:
+            alike = self._by_prefix.get((call.tenant, offset, body[max(0, offset - KEY_BYTES) : offset]))
+            offset >>= 1
+            if alike is not None:
+                found += [live for live in alike if _continues(body, live)]
+        if len(found) > 1:
+            found.sort(key=lambda live: live.end, reverse=True)
+        return found
+
+    def has_twin(self, live: LiveSession) -> bool:
+        """Return whether the history of another live session is the same, so that a call may continue either."""
+        return self._by_chain[live.tenant, live.chain] > 1
+
+    def put(self, live: LiveSession) -> None:
+        """Keep ``live`` in place of what was kept of its session."""
+        self.forget(live.tenant, live.session_id)
+        size = live.size
+        if size > self._budget // LARGEST_PART:
+            return
+        self._sessions[live.tenant, live.session_id] = _CachedSession(live, size)
+        if not live.is_named:
+            self._by_prefix[_key_of(live)].append(live)
+        self._by_chain[live.tenant, live.chain] += 1
+        self._bytes += size
+        while self._bytes > self._budget:
+            self.forget(*next(iter(self._sessions)))
+
+    def forget(self, tenant: str, session_id: str) -> None:
+        """Keep nothing of a session."""
+        held = self._sessions.pop((tenant, session_id), None)
+        if held is None:
+            return
+        self._bytes -= held.size
+        if not held.session.is_named:
+            key = _key_of(held.session)
+            alike = self._by_prefix[key]
+            alike.remove(held.session)
+            if not alike:
+                del self._by_prefix[key]
+        chain = held.session.tenant, held.session.chain
+        self._by_chain[chain] -= 1
+        if not self._by_chain[chain]:
+            del self._by_chain[chain]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._sessions.clear()
+        self._by_prefix.clear()
+        self._by_chain.clear()
+        self._bytes = 0
+
+
+def _continues(body: bytes, live: LiveSession) -> bool:
+    end = live.end
+    if end + len(live.suffix) >= len(body):
+        return False
+    # The end first: conversations of one client begin alike.
+    start = max(0, end - KEY_BYTES)
+    if body[start:end] != live.body[start:end] or not body.endswith(live.suffix):
+        return False
+    return body.startswith(memoryview(live.body)[:end])
+
+
+def _offset_of(size: int) -> int:
+    """Return the greatest power of two up to ``size``."""
+    return 1 << (size.bit_length() - 1) if size else 0
+
+
+def _key_of(live: LiveSession) -> tuple[str, int, bytes]:
+    offset = _offset_of(live.end)
+    return live.tenant, offset, live.body[max(0, offset - KEY_BYTES) : offset]

@@ -1,0 +1,1 @@
+"""The full path: from a request to the body for the model host."""

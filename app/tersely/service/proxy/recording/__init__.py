@@ -1,0 +1,1 @@
+"""The record of a call: its messages, its report and its figures."""

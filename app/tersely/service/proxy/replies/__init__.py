@@ -1,0 +1,1 @@
+"""Replies: relayed to the client in rounds, with the tools of Tersely run between them."""

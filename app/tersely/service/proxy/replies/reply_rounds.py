@@ -1,0 +1,326 @@
+"""The sixth step of a call: relay the reply to the client, and record it.
+
+A reply comes in rounds. A round is one request to the model. If the model calls Tersely's tools and no others, the
+calls are run here and the model is asked again: the next round. Most replies take one round. The client sees one reply
+without a trace of the calls; they are stored beside the reply, so that the next request shows them to the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tersely.dialects.dialect import ClientView, Dialect, ErrorDescription, Reply
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import NotFound, StoreUnavailable, UpstreamUnavailable
+from tersely.domain.messages import ToolCall
+from tersely.service.common.call_fields import add_fields
+from tersely.service.common.offload import LONG, LONG_REPLY, run_in_thread_if_large
+from tersely.service.proxy.call.call_timer import CallTimer
+from tersely.service.proxy.recording.recorder import Recorder
+from tersely.service.proxy.recording.round_transcript import RoundTranscript
+from tersely.service.proxy.replies.tool_calls import ToolCalls
+from tersely.service.proxy.sending.sender import EVENT_STREAM, MAX_ERROR_BODY
+from tersely.service.proxy.sending.sent_call import SentCall, StartedReply
+from tersely.service.proxy.streams.client_stream import ClientStream
+from tersely.service.proxy.streams.limited_reader import OVERSIZED
+from tersely.service.proxy.streams.stream_end import iter_until_terminal_event
+
+CUT_OFF = frozenset(
+    {
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "content_filter",
+        "incomplete",
+        "cancelled",
+        "queued",
+        "in_progress",
+        OVERSIZED,
+    }
+)
+"""Finish reasons of replies whose calls may be incomplete."""
+_REFUSED = UpstreamUnavailable("the upstream refused")
+
+NextRound = Callable[[SentCall, RoundTranscript], Coroutine[Any, Any, StartedReply]]
+
+
+class RoundSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The inputs of a relay. ``next_round`` sends a call again with the messages of a transcript.
+
+    ``heartbeat`` in seconds, ``max_reply`` in bytes.
+    """
+
+    dialect: Dialect
+    recorder: Recorder
+    tool_calls: ToolCalls
+    timer: CallTimer
+    next_round: NextRound
+    heartbeat: float
+    max_reply: int
+
+    async def run(self, prepared: SentCall, calls: Sequence[ToolCall]) -> list[bytes]:
+        """Run calls of Tersely's tools; return their results as messages."""
+        if not calls:
+            return []
+        session_id = await self.recorder.wait_for_session(prepared)
+        return await self.tool_calls.run(prepared.call.tenant, session_id, calls)
+
+
+async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, int]:
+    """Return the body and the status for the client, when the reply is stored. Raises `UpstreamUnavailable`,
+    `StoreUnavailable`.
+    """
+    prepared, status, body = started.prepared, started.reply.status, started.body
+    call, sent_at = prepared.call, started.sent_at
+    transcript = RoundTranscript(dialect=steps.dialect, tools=prepared.tools)
+    ended_at = steps.timer.now()
+    try:
+        while True:
+            client_body, reply = await _split(steps.dialect, prepared, body)
+            calls, is_mixed = await run_in_thread_if_large(len(body), _calls_to_run, transcript, reply)
+            results = await steps.run(prepared, calls)
+            if not results or is_mixed:
+                break
+            transcript = transcript.with_round(reply, results)
+            following = await steps.next_round(prepared, transcript)
+            prepared = following.prepared
+            try:
+                body = following.body or await following.reply.read(steps.max_reply)
+            finally:
+                following.reply.close()
+            ended_at = steps.timer.now()
+            failed, reply = await _split(steps.dialect, prepared, body)
+            if following.reply.status >= 400 or not (reply.choices or reply.unread):
+                await steps.recorder.commit_failure(prepared, following.reply.status)
+                steps.timer.observe(call, sent_at, ended_at)
+                return failed, following.reply.status
+    except UpstreamUnavailable:
+        await steps.recorder.commit_failure(prepared, None)
+        raise
+    except BaseException:
+        steps.recorder.record_failure(prepared, status)
+        raise
+    has_own_calls = bool(transcript.own_calls(reply)[0])
+    combined = await run_in_thread_if_large(len(body), transcript.combine, reply, results)
+    await steps.recorder.commit(prepared, combined.reply, status, is_whole=True, hidden=combined.hidden)
+    steps.timer.observe(call, sent_at, ended_at)
+    if not (has_own_calls or transcript.rounds) or reply.unread or not combined.client_message:
+        return client_body, status
+    rounds = steps.dialect.rounds
+    assert rounds is not None
+    return rounds.write_body(started.body, client_body, combined.client_message, combined.reply.usage), status
+
+
+async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncGenerator[bytes, None]:
+    """Relay a reply over the size limit unchanged; store its beginning unread."""
+    try:
+        reply = Reply(unread=(started.body,))
+        await steps.recorder.commit_partial(started.prepared, reply, started.reply.status)
+        yield started.body
+        async for chunk in started.reply.chunks():
+            if chunk:
+                yield chunk
+    finally:
+        started.reply.close()
+        steps.timer.observe(started.prepared.call, started.sent_at, steps.timer.now())
+
+
+async def _split(dialect: Dialect, prepared: SentCall, body: bytes) -> tuple[bytes, Reply]:
+    split = partial(dialect.split_reply, body, ClientView(tags=prepared.tags, own_request=prepared.own_request))
+    return await run_in_thread_if_large(len(body) * LONG // LONG_REPLY, split)
+
+
+class StreamRelay:
+    """Relays and records one stream over all its rounds.
+
+    A reply over the size limit is stored up to the limit, and relayed unread from there on.
+    """
+
+    def __init__(self, steps: RoundSteps, started: StartedReply) -> None:
+        self._steps = steps
+        self._started = started
+        self._prepared = started.prepared
+        self._response = started.reply
+        self._status = started.reply.status
+        self._has_events = started.reply.content_type == EVENT_STREAM
+        self._transcript = RoundTranscript(dialect=steps.dialect, tools=started.prepared.tools)
+        self._stream = ClientStream(
+            steps.dialect, steps.max_reply, _client_view(started.prepared), tools=started.prepared.tools
+        )
+        self._is_committed = False
+        self._ended_at = started.sent_at
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the reply for the client. Text is relayed as it comes, the end when the reply is stored."""
+        steps, stream = self._steps, self._stream
+        try:
+            async with aclosing(self._relay_rounds()) as chunks:
+                async for out in chunks:
+                    yield out
+        except (StoreUnavailable, NotFound) as error:
+            if not self._is_committed:
+                await self._commit_partial()
+            if not self._has_events:
+                raise  # the client's connection breaks: such a stream has no event for errors
+            yield steps.recorder.not_stored_event(error)
+        except (UpstreamUnavailable, ValueError) as error:
+            if self._is_committed and not stream.is_cut:
+                raise
+            self._ended_at = steps.timer.now()
+            rest = stream.break_off()
+            if not self._is_committed:
+                await self._commit_partial()
+            if not (stream.is_between_events and self._has_events):
+                raise  # half an event has been sent: the client's connection breaks as the host's did
+            yield rest + _error_event(steps.dialect, error)
+        finally:
+            self._response.close()
+            if not self._is_committed:
+                # The client is gone: store what was written until then, and stop the model.
+                stream.reader.close()
+                steps.recorder.record_partial(self._prepared, stream.reader, self._transcript.combine, self._status)
+                self._ended_at = steps.timer.now()
+            steps.timer.observe(self._prepared.call, self._started.sent_at, self._ended_at)
+
+    async def _relay_rounds(self) -> AsyncGenerator[bytes, None]:
+        steps, stream, first = self._steps, self._stream, self._started.first
+        while True:
+            async for out in self._relay_round(first):
+                yield out
+            self._ended_at = steps.timer.now()
+            if out := await stream.end_round():
+                yield out
+            self._response.close()
+            if stream.is_cut:
+                break
+            reply = await stream.reply()
+            calls, is_mixed = await run_in_thread_if_large(stream.size, _calls_to_run, self._transcript, reply)
+            results: list[bytes] = []
+            if calls:
+                running = asyncio.get_running_loop().create_task(steps.run(self._prepared, calls))
+                async for beat in self._heartbeats(running):
+                    yield beat
+                results = running.result()
+            if not results or is_mixed:
+                await self._commit(reply, results)
+                break
+            self._transcript = transcript = self._transcript.with_round(reply, results)
+            if out := stream.next_round(_client_view(self._prepared), transcript.finished):
+                yield out
+            asking = asyncio.get_running_loop().create_task(steps.next_round(self._prepared, transcript))
+            async for beat in self._heartbeats(asking):
+                yield beat
+            following = asking.result()
+            self._prepared, self._response, first = following.prepared, following.reply, following.first
+            if self._response.status >= 400 or self._response.content_type != EVENT_STREAM:
+                yield await self._record_refusal(following)
+                return
+        if last := stream.close():
+            yield last
+
+    async def _relay_round(self, first: bytes) -> AsyncIterator[bytes]:
+        """Relay one round, of which ``first`` has been read already."""
+        steps, stream = self._steps, self._stream
+        async with aclosing(stream.feed_in_parts(first)) as parts:
+            async for out in parts:
+                if out:
+                    yield out
+        now = asyncio.get_running_loop().time
+        last_sent = now()
+        async for chunk in iter_until_terminal_event(self._response, stream.end, steps.heartbeat):
+            async with aclosing(stream.feed_in_parts(chunk)) as parts:
+                async for part in parts:
+                    if stream.is_cut and not self._is_committed:
+                        await self._commit_partial()
+                    out = part
+                    # What is held back may be long.
+                    is_silent = not chunk or now() - last_sent >= steps.heartbeat
+                    if not out and is_silent and stream.is_between_events:
+                        out = steps.dialect.streaming.heartbeat
+                    if out:
+                        last_sent = now()
+                        yield out
+
+    async def _heartbeats(self, work: asyncio.Task[list[bytes]] | asyncio.Task[StartedReply]) -> AsyncIterator[bytes]:
+        """Yield heartbeats while ``work`` runs. If the caller stops, cancel ``work`` and close its response."""
+        try:
+            while not (await asyncio.wait({work}, timeout=self._steps.heartbeat))[0]:
+                if beat := self._steps.dialect.streaming.heartbeat:
+                    yield beat
+        finally:
+            if not work.done():
+                work.cancel()
+                with suppress(asyncio.CancelledError, UpstreamUnavailable):
+                    done = await work
+                    if isinstance(done, StartedReply):
+                        done.reply.close()
+
+    async def _commit(self, reply: Reply, results: Sequence[bytes]) -> None:
+        """Commit the rounds, of which ``reply`` was the last. Raises `StoreUnavailable`, `NotFound`."""
+        size = self._stream.size
+        combined = await run_in_thread_if_large(size, self._transcript.combine, reply, results)
+        self._is_committed = True
+        await self._steps.recorder.commit(
+            self._prepared, combined.reply, self._status, is_whole=reply.is_complete, hidden=combined.hidden
+        )
+
+    async def _commit_partial(self) -> None:
+        """Commit an incomplete reply. The client gets an error, or the rest of the reply, in any case."""
+        self._is_committed = True
+        stream = self._stream
+        combined = await run_in_thread_if_large(stream.size, self._transcript.combine, await stream.reply())
+        await self._steps.recorder.commit_partial(self._prepared, combined.reply, self._status, hidden=combined.hidden)
+
+    async def _record_refusal(self, following: StartedReply) -> bytes:
+        """Record that the host refused a further round; return the event that tells the client."""
+        self._is_committed = True
+        dialect = self._steps.dialect
+        body = following.body or await following.reply.read(MAX_ERROR_BODY)
+        reply = self._transcript.combine(Reply()).reply
+        await self._steps.recorder.commit_partial(following.prepared, reply, following.reply.status)
+        return dialect.error_event(_error_on_one_line(body) or _error_body(dialect, _REFUSED))
+
+
+def _calls_to_run(transcript: RoundTranscript, reply: Reply) -> tuple[list[ToolCall], bool]:
+    """Return a round's calls of Tersely's tools that are to be run, and whether it has other calls."""
+    if not _has_whole_calls(reply):
+        return [], False
+    calls, is_mixed = transcript.own_calls(reply)
+    return ([] if transcript.is_full else calls), is_mixed
+
+
+def _has_whole_calls(reply: Reply) -> bool:
+    """Return whether the calls in a reply are complete."""
+    if reply.error or not reply.choices:
+        return False
+    finish = reply.choices[0].finish_reason.lower()
+    return (reply.is_done or bool(finish)) and finish not in CUT_OFF
+
+
+def _client_view(prepared: SentCall) -> ClientView:
+    return ClientView(tags=prepared.tags, strip_usage=prepared.strip_usage, own_request=prepared.own_request)
+
+
+def _error_on_one_line(body: bytes) -> bytes:
+    """Return an error body as an event can carry it; empty if ``body`` is no error."""
+    with suppress(ValueError):
+        error = raw_json.load(body)
+        if isinstance(error, dict) and isinstance(error.get("error"), dict):
+            return raw_json.dump(error)
+    return b""
+
+
+def _error_event(dialect: Dialect, error: Exception) -> bytes:
+    add_fields(outcome="interrupted")
+    failure = error if isinstance(error, UpstreamUnavailable) else UpstreamUnavailable(str(error))
+    return dialect.error_event(_error_body(dialect, failure))
+
+
+def _error_body(dialect: Dialect, error: UpstreamUnavailable) -> bytes:
+    return dialect.error_body(ErrorDescription(message=error.detail, type=error.kind, code=error.code))

@@ -1,0 +1,1 @@
+"""Requests to the model host: prepared ones, and those that go through unchanged."""
