@@ -16,6 +16,7 @@ from tersely.api.proxy import EdgeServices, ProxyRoutes
 from tersely.api.rest.guard import Guard
 from tersely.api.rest.router import install_rest
 from tersely.api.transport.body import BodyBudget
+from tersely.api.transport.forwarded import ForwardedScheme
 from tersely.api.transport.shutdown import Shutdown
 from tersely.composition.clock import clock, new_id
 from tersely.composition.console_pages import build_replays, console_routes
@@ -73,6 +74,7 @@ def build(
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan(parts, keeping=_background_work(base, database_url, cleanup, memory_updates)),
     )
+    rest.add_middleware(ForwardedScheme)
     rest.include_router(_health(settings, base, shutdown))
     install_rest(rest, services, guard=guard, metrics=base.metrics)
     rest.router.routes += console_routes(settings, base, services, auth, replays)
