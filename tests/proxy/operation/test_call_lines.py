@@ -26,6 +26,7 @@ def call_lines(written: io.StringIO, request_id: str) -> list[dict[str, Any]]:
 
 def the_line(written: io.StringIO, request_id: str) -> dict[str, Any]:
     (line,) = call_lines(written, request_id)
+    assert not [name for name, value in line.items() if value in (None, "")], "fields that do not apply are missing"
     return line
 
 
@@ -69,6 +70,19 @@ async def test_line_of_an_answered_call(store: Database, model: Model, log_lines
     assert line["tokens_after"] > 0
     assert 0 < line["overhead_ms"] <= line["duration_ms"]
     assert 0 < line["upstream_ms"] <= line["duration_ms"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_without_usage_has_no_fields_for_it(
+    store: Database, model: Model, log_lines: io.StringIO, key: str, stream: bool
+):
+    with serve(store, model.url) as service:
+        model.script(key, ScriptedReply(usage={}))
+        await post(service, body_of("hello", user=key, stream=stream), X_Request_Id=key, User_Agent="<script>")
+        await until(lambda: call_lines(log_lines, key))
+    line = the_line(log_lines, key)
+    assert line["outcome"] == "answered"
+    assert not line.keys() & {"input_tokens", "cached_tokens", "output_tokens", "client"}
 
 
 async def test_outcomes(store: Database, model: Model, log_lines: io.StringIO, key: str):

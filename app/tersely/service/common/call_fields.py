@@ -10,7 +10,10 @@ fields: ContextVar[dict[str, Any] | None] = ContextVar("call_fields", default=No
 
 
 def add_fields(**more: Any) -> None:
-    """Add to the log line of the request that is being answered. Never add content, credentials or model strings."""
+    """Add to the log line of the request that is being answered; fields without a value are left out.
+
+    Never add content, credentials or model strings.
+    """
     known = fields.get()
     if known is not None:
-        known.update(more)
+        known.update({name: value for name, value in more.items() if value is not None and value != ""})
