@@ -9,13 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+from typing_extensions import override
 
-from tersely.cli.commands.doctor import examine
+from tersely.cli.commands.doctor import Finding, examine
 from tersely.cli.commands.wrap import launch_of
 from tersely.store.db.migrations import current_revision
 from tests.conftest import TERSELY, Database
@@ -53,7 +56,11 @@ def agents(tmp_path: Path) -> Path:
 
 
 # Hosts that refuse at once.
-NO_HOSTS = {f"TERSELY_{name}_BASE_URL": "http://127.0.0.1:1" for name in ("OPENAI", "ANTHROPIC", "GEMINI")}
+NO_HOSTS = {
+    "TERSELY_OPENAI_BASE_URL": "http://127.0.0.1:1/v1",
+    "TERSELY_ANTHROPIC_BASE_URL": "http://127.0.0.1:1",
+    "TERSELY_GEMINI_BASE_URL": "http://127.0.0.1:1",
+}
 
 
 def run(*arguments: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -109,7 +116,7 @@ def test_doctor_names_the_problem_and_its_remedy(database: Database, agents: Pat
     with scripted() as model, serve(database, model.url) as service:
         hosts = {
             "TERSELY_OPENAI_BASE_URL": model.url,
-            "TERSELY_ANTHROPIC_BASE_URL": model.url,
+            "TERSELY_ANTHROPIC_BASE_URL": model.url.removesuffix("/v1"),
             "TERSELY_GEMINI_BASE_URL": "http://127.0.0.1:1",
         }
         data = {"TERSELY_DATA_DIR": str(tmp_path / "data")}
@@ -304,6 +311,70 @@ def test_entries_of_files_that_are_no_settings_are_named(agents: Path):
         "TERSELY_STRATEGIE in .env is no setting: ignored",
         "cleanup_day in tersely.toml is no setting: ignored",
     ]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "right"),
+    [
+        ("openai", "", "/v1"),
+        ("openai", "/v1/chat/completions", "/v1"),
+        ("openai", "/v1/v1", "/v1"),
+        ("openai", "/api/v1/responses", "/api/v1"),
+        ("anthropic", "/v1", ""),
+        ("anthropic", "/api/anthropic/v1/messages", "/api/anthropic"),
+        ("gemini", "/v1beta", ""),
+        ("gemini", "/v1beta/openai", ""),
+        ("azure", "/openai/v1", ""),
+        ("azure", "/openai/deployments/mine", ""),
+        ("openai", "/v1", None),
+        ("openai", "/api/paas/v4", None),
+        ("openai", "/v1beta/openai", None),
+        ("anthropic", "", None),
+        ("anthropic", "/anthropic", None),
+        ("gemini", "", None),
+        ("azure", "", None),
+    ],
+)
+def test_doctor_doubts_base_urls_with_a_version_missing_or_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dialect: str, path: str, right: str | None
+):
+    hosts = {"mine": {"dialect": dialect, "base_url": f"http://name:secret@127.0.0.1:1{path}"}}
+    found = examine_with(monkeypatch, tmp_path, TERSELY_UPSTREAMS=json.dumps(hosts))
+    assert not [each for each in found if "secret" in each.text + each.advice]
+    advice = [each.advice for each in found if "base_url of upstreams.mine" in each.advice]
+    expected = f"set base_url of upstreams.mine to http://127.0.0.1:1{right}, unless"
+    assert [each.startswith(expected) for each in advice] == ([] if right is None else [True])
+
+
+@pytest.mark.parametrize(("at", "is_doubted"), [("/v1/models", True), ("/models", False)])
+def test_doctor_asks_a_host_whether_it_needs_a_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str, is_doubted: bool
+):
+    class Host(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(401 if self.path == at else 404)
+            self.send_header("date", "no date")
+            self.end_headers()
+
+        @override
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return "neither"
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        found = examine_with(monkeypatch, tmp_path, TERSELY_OPENAI_BASE_URL=url)
+        server.shutdown()
+    assert ("ok", "openai: 127.0.0.1 answers") in [(each.state, each.text) for each in found]
+    assert any(f"set TERSELY_OPENAI_BASE_URL to {url}/v1" in each.advice for each in found) is is_doubted
+
+
+def examine_with(monkeypatch: pytest.MonkeyPatch, directory: Path, **environment: str) -> list[Finding]:
+    """The findings of `tersely doctor` with these settings, without a database."""
+    monkeypatch.chdir(directory)
+    for name, value in {**NO_HOSTS, "DATABASE_URL": "postgresql://127.0.0.1:1/none", **environment}.items():
+        monkeypatch.setenv(name, value)
+    return list(examine(1))
 
 
 def test_doctor_tells_that_nobody_has_a_key(database: Database, agents: Path):

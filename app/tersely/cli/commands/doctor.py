@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 import shutil
 import socket
 import time
@@ -27,7 +28,7 @@ from tersely.domain.errors import TerselyError
 from tersely.embedded_postgres import default_data_dir
 from tersely.server.errors import CommandError
 from tersely.server.run import database_of, plainly
-from tersely.settings import Settings, load_settings, unknown_settings, unknown_settings_in_files
+from tersely.settings import PREFIX, Settings, load_settings, unknown_settings, unknown_settings_in_files
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import current_revision, has_tables, is_newer, is_outdated
 from tersely.store.ops import keys
@@ -37,6 +38,13 @@ MOST_PROBES = 16
 MOST_SKEW = 60.0
 # Bytes of free disk: below the first something will fail, below the second soon.
 FULL, LEAST_FREE = 64 * 1024**2, 2 * 1024**3
+# Ends of base URLs that repeat what clients' paths begin with.
+_ENDPOINTS = re.compile(r"/(chat(/completions)?|completions|responses|embeddings|models)$|(?<=/v1)/v1$")
+_VERSIONS = {
+    "anthropic": re.compile(r"/v1(/messages)?$"),
+    "gemini": re.compile(r"/v1(alpha|beta)?(/openai|/models)?$"),
+    "azure": re.compile(r"/openai(/v1|/deployments(/[^/]*)?)?$"),
+}
 PROVIDER_KEYS = ("openai_api_key", "anthropic_api_key", "gemini_api_key")
 
 EMPTY = "empty"
@@ -185,37 +193,103 @@ def _provider_keys(settings: Settings) -> Finding:
     return Finding(state="ok", subject="keys", text="the service has no provider keys: callers send their own")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HostAddress:
+    """The base URL of a model host, with the setting that has it. ``dialect``: as in `UpstreamSettings`."""
+
+    name: str
+    setting: str
+    dialect: str
+    url: str
+
+
+def _addresses(settings: Settings) -> list[_HostAddress]:
+    defaults = [
+        _HostAddress(name=name, setting=f"{PREFIX}{name.upper()}_BASE_URL", dialect=name, url=url)
+        for name, url in (
+            ("openai", settings.openai_base_url),
+            ("anthropic", settings.anthropic_base_url),
+            ("gemini", settings.gemini_base_url),
+        )
+    ]
+    own = [
+        _HostAddress(name=name, setting=f"{PREFIX}{name.upper()}_BASE_URL", dialect="openai", url=url)
+        for name, url in (("summarizer", settings.summarizer_base_url), ("embeddings", settings.embeddings_base_url))
+        if url is not None
+    ]
+    named = [
+        _HostAddress(name=name, setting=f"base_url of upstreams.{name}", dialect=host.dialect, url=host.base_url)
+        for name, host in settings.upstreams.items()
+    ]
+    return defaults + own + named
+
+
 def _hosts(settings: Settings) -> Iterator[Finding]:
-    addresses = {
-        "openai": settings.openai_base_url,
-        "anthropic": settings.anthropic_base_url,
-        "gemini": settings.gemini_base_url,
-        **{name: host.base_url for name, host in settings.upstreams.items()},
-    }
+    addresses = _addresses(settings)
     skews: list[float] = []
     with httpx.Client(timeout=HOST_SECONDS, trust_env=False) as client, ThreadPoolExecutor(MOST_PROBES) as pool:
-        answers = list(pool.map(partial(_probe, client), addresses.values()))
-    for (name, address), answer in zip(addresses.items(), answers, strict=True):
-        host = urlsplit(address).hostname
+        answers = list(pool.map(partial(_probe, client), [each.url for each in addresses]))
+        doubts = list(pool.map(partial(_doubt_path, client), addresses, answers))
+    for address, answer, doubt in zip(addresses, answers, doubts, strict=True):
+        host = urlsplit(address.url).hostname
         if isinstance(answer, httpx.HTTPError):
-            text = f"{name}: {host} cannot be reached ({type(answer).__name__})"
+            text = f"{address.name}: {host} cannot be reached ({type(answer).__name__})"
             advice = "check network, DNS and the base URL; unused hosts do not matter"
             yield Finding(state="warn", subject="host", text=text, advice=advice)
-            continue
-        yield Finding(state="ok", subject="host", text=f"{name}: {host} answers")
-        if date := answer.headers.get("date"):
-            skews.append(time.time() - parsedate_to_datetime(date).timestamp())
+        else:
+            yield Finding(state="ok", subject="host", text=f"{address.name}: {host} answers")
+            skews += _skew(answer)
+        if doubt is not None:
+            yield doubt
+    yield _clock(skews)
+
+
+def _doubt_path(
+    client: httpx.Client, address: _HostAddress, answer: httpx.Response | httpx.HTTPError
+) -> Finding | None:
+    """Return a doubt where the path of a base URL lacks the version that clients' paths lack, or repeats it."""
+    path = urlsplit(address.url).path
+    if address.dialect == "openai":
+        end = _ENDPOINTS.search(path)
+        right = (path[: end.start()] if end else path) or "/v1"
+        if right == "/v1" and path != "/v1" and not end and not isinstance(answer, httpx.HTTPError):
+            models = _probe(client, f"{address.url}/models")
+            if not isinstance(models, httpx.HTTPError) and models.status_code != httpx.codes.NOT_FOUND:
+                return None
+    else:
+        end = _VERSIONS[address.dialect].search(path)
+        right = path[: end.start()] if end else path
+    if right == path:
+        return None
+    error = f"ends with {path[len(right) :]}, which Tersely adds itself" if end else "has no version such as /v1"
+    parts = urlsplit(address.url)
+    # Without the name and password that may stand before the host.
+    origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return Finding(
+        state="warn",
+        subject="host",
+        text=f"{address.name}: {origin}{path} {error}",
+        advice=f"set {address.setting} to {origin}{right}, unless the host's documentation says otherwise",
+    )
+
+
+def _skew(answer: httpx.Response) -> list[float]:
+    """Return how many seconds this machine's clock is ahead of a host's, if the host tells a time."""
+    try:
+        return [time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()]
+    except (KeyError, ValueError):
+        return []
+
+
+def _clock(skews: list[float]) -> Finding:
     if not skews:
-        yield Finding(state="warn", subject="clock", text="not checked: no model host answers", advice="see the hosts")
-        return
+        return Finding(state="warn", subject="clock", text="not checked: no model host answers", advice="see the hosts")
     skew = sorted(skews)[len(skews) // 2]
     if abs(skew) > MOST_SKEW:
         text = f"this machine's clock is {skew:+.0f} s off"
-        yield Finding(
-            state="warn", subject="clock", text=text, advice="synchronise it (NTP): epochs and leases depend on it"
-        )
-    else:
-        yield Finding(state="ok", subject="clock", text=f"within {max(1, abs(round(skew)))} s of the hosts'")
+        advice = "synchronise it (NTP): epochs and leases depend on it"
+        return Finding(state="warn", subject="clock", text=text, advice=advice)
+    return Finding(state="ok", subject="clock", text=f"within {max(1, abs(round(skew)))} s of the hosts'")
 
 
 def _probe(client: httpx.Client, address: str) -> httpx.Response | httpx.HTTPError:
