@@ -258,8 +258,9 @@ def render(directory: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TERSELY_RETRIEVAL_DATA")
+def find_data(given: str | None) -> Path:
+    """Return the directory of the annotated conversations; ends the program if they are not there."""
+    given = given or os.environ.get("TERSELY_RETRIEVAL_DATA")
     directory = Path(given) if given else ROOT.parent / "shared" / "data" / "retrieval"
     missing = [name for name in SETS.values() if not (directory / f"{name}_questions.jsonl").is_file()]
     if missing:
@@ -267,7 +268,11 @@ def main() -> None:
             f"no annotated conversations in {directory} ({', '.join(missing)}): name their directory as an argument "
             "or in TERSELY_RETRIEVAL_DATA; nothing was measured"
         )
-    report = render(directory)
+    return directory
+
+
+def main() -> None:
+    report = render(find_data(sys.argv[1] if len(sys.argv) > 1 else None))
     print(report)
     TABLE.write_text(report)
 

@@ -11,8 +11,15 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tersely.domain.search.excerpts import RelevanceSearch
+from tersely.service.common.auth import DEFAULT_TENANT
+from tersely.service.common.metrics import Metrics
+from tersely.service.search.session_search import Searcher
 from tersely.store.search import pages as pages
+from tersely.store.search import term_pages
 from tests.api.conftest import Api, NewKey
+from tests.conftest import Database
+from tests.support.stores import open_store
 
 ASKED = {"mode": "relevant", "before": 0, "after": 0, "first": 1}
 
@@ -112,6 +119,38 @@ async def test_hidden_and_removed_messages_neither_come_nor_come_back(api: Api, 
         assert [(row["page"], row["at"] > 0) for row in stored] == [(0, False), (1, True)]
     finally:
         await admin.close()
+
+
+async def test_merged_pages_hold_what_single_ones_held(api: Api, database: Database) -> None:
+    """Pages are merged; then a message is removed for good, and they are made and merged again: each time a worker that
+    has read nothing yet finds what is there.
+    """
+    count = pages.PAGE * (term_pages.MERGED + 1) + 9
+    told = {40: "walrus", 5_000: "unicorn", count: "unicorn"}
+    texts = [f"message {n} about topic{n % 50} {told.get(n, '')}" for n in range(1, count + 1)]
+    for start in range(0, count, 1_000):
+        await api.append("h", *({"role": "user", "content": text} for text in texts[start : start + 1_000]))
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        async with open_store(database) as store:
+            for wanted in ([5_000, count], [count]):
+                assert sorted(await _ranked(Searcher(store, Metrics()), "unicorns", len(wanted))) == wanted
+                await Searcher(store, Metrics()).build_pages(DEFAULT_TENANT, "h")
+                stored = await admin.fetch("SELECT page, pages FROM term_pages ORDER BY 1")
+                assert [tuple(row) for row in stored] == [(0, term_pages.MERGED), (term_pages.MERGED, 1)]
+                fresh = Searcher(store, Metrics())
+                assert sorted(await _ranked(fresh, "unicorns", len(wanted))) == wanted
+                assert await _ranked(fresh, "the walrus", 1) == [40]
+                await api.http.delete("/api/sessions/h/turns/t5000")
+                at = await admin.fetch("SELECT position('unicorn'::bytea IN terms) AS at FROM term_pages")
+                assert not any(row["at"] for row in at)
+    finally:
+        await admin.close()
+
+
+async def _ranked(searcher: Searcher, query: str, first: int) -> list[int]:
+    found = await searcher.search(DEFAULT_TENANT, "h", RelevanceSearch(query=query, first=first))
+    return [seq for excerpt in found.excerpts for seq in excerpt.seqs]
 
 
 async def test_an_appended_message_is_found_at_once(api: Api) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersely.domain.search.term_index import MAX_TIMES, SHIFT, TermIndex, make_page, read_page, write_page
+from tersely.domain.search.term_index import (
+    MAX_TIMES,
+    SHIFT,
+    TermIndex,
+    make_page,
+    merge_pages,
+    read_page,
+    write_page,
+)
 
 documents = st.lists(st.lists(st.sampled_from("abcde"), max_size=6), max_size=12)
 
@@ -41,6 +50,26 @@ def test_pages_that_overlap_give_the_same_index_as_one_page(listed: list[list[st
 
     assert contents(index) == counted(listed)
     assert list(index.lengths) == [len(document) for document in listed]
+
+
+@given(documents, st.lists(st.integers(0, 12)))
+def test_merged_pages_are_the_page_of_all_their_documents(listed: list[list[str]], at: list[int]) -> None:
+    bounds = [0, *sorted(min(each, len(listed)) for each in at), len(listed)]
+    pages = [make_page(first, listed[first:last]) for first, last in pairwise(bounds)]
+
+    assert merge_pages(pages) == make_page(0, listed)
+
+
+@given(documents, documents, st.sampled_from("abcde"))
+def test_postings_that_were_read_grow_with_later_pages(
+    listed: list[list[str]], later: list[list[str]], term: str
+) -> None:
+    index = TermIndex()
+    index.add(make_page(0, listed))
+    index.postings.get(term)
+    index.add(make_page(len(listed), later))
+
+    assert contents(index) == counted([*listed, *later])
 
 
 @given(documents)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+from typing_extensions import override
 
 SHIFT = 6
 MAX_TIMES = (1 << SHIFT) - 1
@@ -46,6 +47,17 @@ def make_page(first: int, documents: Iterable[Sequence[str]]) -> TermPage:
     return TermPage(first=first, lengths=lengths.tobytes(), postings=stored)
 
 
+def merge_pages(pages: Sequence[TermPage]) -> TermPage:
+    """Return consecutive pages as one."""
+    lengths = b"".join([page.lengths for page in pages])
+    postings: dict[str, list[bytes]] = {}
+    for page in pages:
+        for term, found in page.postings.items():
+            postings.setdefault(term, []).append(found)
+    joined = {term: b"".join(found) for term, found in postings.items()}
+    return TermPage(first=pages[0].first, lengths=lengths, postings=joined)
+
+
 def write_page(page: TermPage) -> bytes:
     """Return a page as bytes."""
     return msgspec.msgpack.encode(page)
@@ -54,6 +66,45 @@ def write_page(page: TermPage) -> bytes:
 def read_page(stored: bytes) -> TermPage:
     """Decode a page of `write_page`. Raises `msgspec.DecodeError` for anything else."""
     return _page_decoder.decode(stored)
+
+
+class Postings(Mapping[str, Sequence[int]]):
+    """The postings of each term, in the order of the documents.
+
+    They are kept as the pages have them, and joined when a term is first asked for: a search asks for few terms.
+    """
+
+    __slots__ = ("_added", "_joined")
+
+    def __init__(self) -> None:
+        self._added: dict[str, list[bytes]] = {}
+        self._joined: dict[str, array[int]] = {}
+
+    def add(self, postings: Mapping[str, bytes]) -> None:
+        """Add the postings of later documents: for each term unsigned 32-bit numbers."""
+        added = self._added
+        for term, found in postings.items():
+            if term in added:
+                added[term].append(found)
+            else:
+                added[term] = [found]
+
+    @override
+    def __getitem__(self, term: str) -> Sequence[int]:
+        added = self._added[term]
+        if added:
+            known = self._joined.setdefault(term, array("I"))
+            known.frombytes(b"".join(added))
+            added.clear()
+        return self._joined[term]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._added)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._added)
 
 
 class TermIndex:
@@ -67,7 +118,7 @@ class TermIndex:
     def __init__(self, only: frozenset[str] | None = None) -> None:
         self._only = only
         self.lengths = array("I")
-        self.postings: dict[str, array[int]] = {}
+        self.postings = Postings()
         self.size = 0
         """Bytes of memory, about."""
 
@@ -82,19 +133,23 @@ class TermIndex:
         if page.first > have:
             raise ValueError(f"document {have} is missing before {page.first}")
         self.lengths.frombytes(page.lengths[4 * (have - page.first) :])
-        wanted = page.postings.keys() if self._only is None else page.postings.keys() & self._only
-        for term in wanted:
-            found = array("I")
-            found.frombytes(page.postings[term])
-            if page.first < have:
-                found = array("I", (posting for posting in found if posting >> SHIFT >= have))
-            if not found:
-                continue
-            self.size += 4 * len(found)
-            known = self.postings.get(term)
-            if known is None:
-                self.postings[term] = found
-                self.size += _TERM_BYTES
-            else:
-                known.extend(found)
+        postings = page.postings
+        if self._only is not None:
+            postings = {term: postings[term] for term in postings.keys() & self._only}
+        if page.first < have:
+            postings = _from_document(postings, have)
+        terms = len(self.postings)
+        self.postings.add(postings)
+        self.size += sum(map(len, postings.values())) + _TERM_BYTES * (len(self.postings) - terms)
         self.size += 4 * (len(self.lengths) - have)
+
+
+def _from_document(postings: Mapping[str, bytes], first: int) -> dict[str, bytes]:
+    """Return the postings of the documents from ``first`` on."""
+    later: dict[str, bytes] = {}
+    for term, stored in postings.items():
+        numbers = array("I")
+        numbers.frombytes(stored)
+        if found := array("I", (posting for posting in numbers if posting >> SHIFT >= first)):
+            later[term] = found.tobytes()
+    return later

@@ -18,7 +18,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
 from tersely.domain.search.relevance import document_terms, document_text
-from tersely.domain.search.term_index import TermIndex, TermPage, make_page, read_page, write_page
+from tersely.domain.search.term_index import TermIndex, TermPage, make_page, merge_pages, read_page, write_page
 from tersely.service.search.missing_pages import make_missing_pages
 from tersely.store.db.connection import Connection, Database
 from tersely.store.search import pages as pages
@@ -27,7 +27,7 @@ from tersely.store.search import term_pages
 # Bytes of memory, about, of all the indexes that are held.
 HELD = 64 * 1024 * 1024
 LARGE = 250_000
-READ_AT_ONCE = 64
+READ_AT_ONCE = 16
 MADE_AT_ONCE = 8
 # Characters of a message that are indexed: longer texts are files or logs, and their beginning shows the subject.
 LOOKED_AT = 50_000
@@ -62,8 +62,8 @@ class TermIndexes:
                 self._keep(tenant, session, index)
 
     async def store_pages(self, tenant: str, session_id: str) -> None:
-        """Store the pages of a session that are full and missing."""
-        await make_missing_pages(
+        """Store the pages of a session that are full and missing, and merge those that can be."""
+        full = await make_missing_pages(
             self._database,
             tenant,
             session_id,
@@ -73,6 +73,24 @@ class TermIndexes:
             at_once=MADE_AT_ONCE,
             limit=LIMIT,
         )
+        if full is not None and full >= term_pages.MERGED:
+            await self._merge(tenant, session_id)
+
+    async def _merge(self, tenant: str, session_id: str) -> None:
+        while True:
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                first = await term_pages.unmerged(connection, tenant, session_id)
+                if first is None:
+                    return
+                edits = await pages.edits(connection, tenant, session_id)
+                stored = await term_pages.read(connection, tenant, session_id, first, term_pages.MERGED)
+            merged = await asyncio.to_thread(_merged_page, stored)
+            if merged is None:
+                return
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                # Removed content must not come back in a page.
+                if await pages.edits(connection, tenant, session_id, lock=True) == edits:
+                    await term_pages.replace(connection, tenant, session_id, first, merged)
 
     def _take(self, tenant: str, session: Session) -> TermIndex:
         created, edits, index = self._held.pop((tenant, session.id), (None, 0, None))
@@ -115,6 +133,13 @@ class TermIndexes:
 def _add_stored(index: TermIndex, stored: Iterable[bytes]) -> None:
     for page in stored:
         index.add(read_page(page))
+
+
+def _merged_page(stored: Sequence[bytes]) -> bytes | None:
+    """Return pages as one; None if they are not those that are to be merged, since some have gone meanwhile."""
+    if len(stored) != term_pages.MERGED:
+        return None
+    return write_page(merge_pages([read_page(page) for page in stored]))
 
 
 def _written_page(page: int, content: Sequence[pages.MessageColumns]) -> bytes:
