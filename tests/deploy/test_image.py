@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -128,16 +129,24 @@ def wait_until_ready(http: httpx.Client, process: subprocess.Popen[str]) -> None
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """End the service by its own signal, then whatever is left of what was started."""
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    """End the service by its own signal, then whatever is left of what was started.
+
+    buildah reaps the container's processes late, or not at all: any of them may be gone or a zombie at each step.
+    """
+    family = []
+    with suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
     for each in family:
-        if "serve" in each.cmdline():
-            each.send_signal(signal.SIGTERM)
+        with suppress(psutil.Error):
+            if "serve" in each.cmdline():
+                each.send_signal(signal.SIGTERM)
     try:
         process.wait(60)
     except subprocess.TimeoutExpired:
-        for each in family:
-            each.kill()
         process.kill()
+        process.wait(10)
+    for each in family:
+        with suppress(psutil.Error):
+            each.kill()
     if process.stdout is not None:
         process.stdout.close()
