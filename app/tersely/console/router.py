@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -41,12 +42,16 @@ STATUS: dict[type[TerselyError], int] = {InvalidRequest: 422, Conflict: 409, For
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """A request to a view: the visitor, the form (empty unless something is to be changed), and the time."""
+    """A request to a view: the visitor, the form (empty unless something is to be changed), and the time.
+
+    ``permission`` raises once the visitor's key does not hold any more.
+    """
 
     request: Request
     visitor: ConsoleVisitor
     form: dict[str, str]
     now: datetime
+    permission: Callable[[], Awaitable[object]]
 
     @property
     def tenant(self) -> str:
@@ -159,7 +164,7 @@ class Console:
                         )
                     self._access.check_token(visitor, given.get("token", ""))
                     form = given
-                response = await view(PageRequest(request=request, visitor=visitor, form=form, now=self._clock()))
+                response = await view(self._page(request, visitor, form))
             except Unauthorized as error:
                 if request.url.path.startswith(OPERATOR):
                     trouble = "" if OPERATOR_COOKIE not in request.cookies else error.detail
@@ -184,13 +189,18 @@ class Console:
                     raise Forbidden("the form was not sent from the console")
                 self._access.check_token(visitor, request.headers.get(CSRF_HEADER, ""))
                 body = await _read_upload(request, limit)
-                return await upload(PageRequest(request=request, visitor=visitor, form={}, now=self._clock()), body)
+                return await upload(self._page(request, visitor, {}), body)
             except TerselyError as error:
                 status = 401 if isinstance(error, Unauthorized) else _status(error)
                 headers = {**HEADERS, "cache-control": "no-store"}
                 return JSONResponse({"trouble": error.detail}, status_code=status, headers=headers)
 
         return serve
+
+    def _page(self, request: Request, visitor: ConsoleVisitor, form: dict[str, str]) -> PageRequest:
+        return PageRequest(
+            request=request, visitor=visitor, form=form, now=self._clock(), permission=partial(self._visit, request)
+        )
 
     async def _log_in_operator(self, request: Request) -> Response:
         form = await _form(request)

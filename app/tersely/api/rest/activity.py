@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
 from tersely.api.rest.calls import write_call
-from tersely.api.rest.guard import GuardedRoute, Tenant
+from tersely.api.rest.guard import GuardedRoute, Permission, Tenant
 from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, printable, write_time
 from tersely.api.rest.schemas.common import Body, Limit, Since
 from tersely.api.rest.schemas.search import HitsOut
@@ -19,6 +19,7 @@ from tersely.api.rest.schemas.stats import TenantEventPage
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
+from tersely.service.common.auth import while_permitted
 from tersely.service.search.tenant_search import Passage, PassageMessage
 from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.call_infos import info
@@ -49,6 +50,7 @@ router = APIRouter(route_class=GuardedRoute)
 async def list_events(
     services: AppServices,
     tenant: Tenant,
+    permission: Permission,
     since: Since = None,
     limit: Limit = 100,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
@@ -61,9 +63,8 @@ async def list_events(
         raise InvalidRequest("since must have a time zone, such as 2026-01-31T00:00:00Z", field="since")
     if EVENT_STREAM in accept.lower():
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        return StreamingResponse(
-            _stream(services.activity.follow(tenant, since)), media_type=EVENT_STREAM, headers=headers
-        )
+        batches = while_permitted(permission, services.activity.follow(tenant, since))
+        return StreamingResponse(_stream(batches), media_type=EVENT_STREAM, headers=headers)
     if since is None:
         raise InvalidRequest("since is needed, unless the answer is a stream of events", field="since")
     return page_response(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote_plus
 
@@ -27,6 +28,8 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.limits.accounts import RequestNeed
 from tersely.service.limits.limiter import Limiter
 
+# Raises once the caller's key does not hold any more.
+PermissionCheck = Callable[[], Awaitable[object]]
 # Replaces an encoded slash inside a session id while a path is split. No id can contain it.
 SLASH = "\x01"
 PREFIX = "/api/sessions/"
@@ -55,9 +58,11 @@ class Guard:
 
         Raises `TerselyError`, `UnsupportedMedia`, `Disconnected`.
         """
-        caller = await self.auth.caller(read_credentials(dict(request.headers)))
+        credentials = read_credentials(dict(request.headers))
+        caller = await self.auth.caller(credentials)
         caller.check_rest(request.method, request.url.path)
         request.state.tenant = caller.tenant
+        request.state.permission = partial(self.auth.caller, credentials)
         name = client_name(request.headers)
         add_fields(tenant=caller.tenant, client=name)
         caller.check_client(name)
@@ -157,6 +162,11 @@ async def _tenant(request: Request) -> str:
     return tenant
 
 
+async def _permission(request: Request) -> PermissionCheck:
+    permission: PermissionCheck = request.state.permission
+    return permission
+
+
 async def _session_id(request: Request) -> str:
     session_id: str = request.path_params["session_id"]
     return session_id.replace(SLASH, "/")
@@ -174,6 +184,7 @@ def _split_items(body: bytes, name: str) -> list[bytes]:
 
 
 Tenant = Annotated[str, Depends(_tenant)]
+Permission = Annotated[PermissionCheck, Depends(_permission)]
 SessionId = Annotated[str, Depends(_session_id)]
 
 

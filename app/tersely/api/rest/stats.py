@@ -9,13 +9,14 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
-from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.guard import GuardedRoute, Permission, SessionId, Tenant
 from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_time
 from tersely.api.rest.schemas.common import Limit
 from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_money, write_shadow
 from tersely.domain.history.turns import write_turn_id
+from tersely.service.common.auth import while_permitted
 from tersely.service.sessions.event_stream import Cursor, StreamItem
 from tersely.service.sessions.stats import Stats, TieredFigures
 from tersely.store.ops.events import Event
@@ -48,6 +49,7 @@ async def list_session_events(
     services: AppServices,
     tenant: Tenant,
     session_id: SessionId,
+    permission: Permission,
     after: After = "0",
     limit: Limit = 100,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
@@ -65,9 +67,9 @@ async def list_session_events(
         return page_response([_write_item(each) for each, _ in found[:limit]], following)
     cursor = Cursor.read(*((after, "after") if last_event_id is None else (last_event_id, "Last-Event-ID")))
     await services.event_stream.poll(tenant, session_id, cursor)
-    stream = write_stream(services.event_stream.follow(tenant, session_id, cursor))
+    batches = while_permitted(permission, services.event_stream.follow(tenant, session_id, cursor))
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(stream, media_type=EVENT_STREAM, headers=headers)
+    return StreamingResponse(write_stream(batches), media_type=EVENT_STREAM, headers=headers)
 
 
 async def write_stream(batches: AsyncIterator[list[StreamItem]]) -> AsyncIterator[bytes]:

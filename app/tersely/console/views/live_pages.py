@@ -15,6 +15,7 @@ from tersely.console.pages import HEADERS, link
 from tersely.console.router import PageRequest
 from tersely.console.views.base import ViewGroup
 from tersely.domain.errors import StoreUnavailable
+from tersely.service.common.auth import while_permitted
 from tersely.service.common.call_board import CallNote, RunningCall
 from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.comparisons import readable
@@ -40,12 +41,13 @@ class LivePages(ViewGroup):
     async def stream_live(self, page: PageRequest) -> Response:
         """The events of the live view."""
         headers = {**HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(page.tenant), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._events(page), media_type="text/event-stream", headers=headers)
 
-    async def _events(self, tenant: str) -> AsyncIterator[bytes]:
+    async def _events(self, page: PageRequest) -> AsyncIterator[bytes]:
+        tenant = page.tenant
         yield b"retry: 2000\n\n"
         shown: object = None
-        async for found in self._services.activity.follow(tenant):
+        async for found in while_permitted(page.permission, self._services.activity.follow(tenant)):
             for each in found:
                 yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_event_row(each))
             stored: Sequence[StoredCall] = ()

@@ -7,11 +7,12 @@ import hmac
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,6 +24,8 @@ from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.store.db.connection import TENANT, Database
 from tersely.store.ops import keys
 from tersely.store.ops.keys import ApiKey
+
+Item = TypeVar("Item")
 
 DEFAULT_TENANT = "default"
 # Last path segments of POST routes that change nothing.
@@ -198,6 +201,20 @@ class Auth:
             else:
                 del self._trusted[digest]
         self._checked = now
+
+
+async def while_permitted(
+    permission: Callable[[], Awaitable[object]], items: AsyncIterator[Item]
+) -> AsyncIterator[Item]:
+    """Yield the items of a stream without end until ``permission`` raises: keys expire and are revoked meanwhile."""
+    async for each in items:
+        try:
+            await permission()
+        except (Unauthorized, Forbidden):
+            return
+        except StoreUnavailable:
+            pass
+        yield each
 
 
 def key_id_of(key: str) -> str:

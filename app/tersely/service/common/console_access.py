@@ -58,6 +58,8 @@ class ConsoleAccess:
         if not self.required:
             return self._visit(NO_KEY, DEFAULT_TENANT, self._own_secret, now + LIFETIME, nonce)
         caller = await self._auth.caller(read_credentials({"x-tersely-key": key.strip()}))
+        if caller.client is not None:
+            raise Forbidden(f"this key is for {caller.client} only")
         key_id = key_id_of(key.strip())
         return self._visit(key_id, caller.tenant, await self._secret(key_id), now + LIFETIME, nonce)
 
