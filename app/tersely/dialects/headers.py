@@ -38,7 +38,18 @@ NOT_UPSTREAM = HOP_BY_HOP | {
     "x-forwarded-host",
     "x-forwarded-port",
     "x-forwarded-proto",
+    "x-forwarded-prefix",
+    "x-forwarded-server",
+    "x-forwarded-ssl",
+    "x-original-forwarded-for",
     "x-real-ip",
+    # Addresses of clients, as networks of content delivery name them.
+    "cf-connecting-ip",
+    "cf-connecting-ipv6",
+    "fly-client-ip",
+    "true-client-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
 }
 # Only Google's clients send this key, and no other host may see it.
 GOOGLE_KEY = "x-goog-api-key"
@@ -58,6 +69,8 @@ ACCOUNT_HEADERS = frozenset(
         "x-rewrite-url",
     }
 )
+# Which web pages may read an answer is Tersely's own setting.
+_NOT_DOWNSTREAM_PREFIXES = (PREFIX, "access-control-")
 NOT_DOWNSTREAM = HOP_BY_HOP | {"set-cookie", "alt-svc", "strict-transport-security", "server", "date"}
 
 
@@ -109,5 +122,5 @@ def downstream_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     return [
         (lower, value)
         for name, value in headers
-        if (lower := name.lower()) not in NOT_DOWNSTREAM and not lower.startswith(PREFIX)
+        if (lower := name.lower()) not in NOT_DOWNSTREAM and not lower.startswith(_NOT_DOWNSTREAM_PREFIXES)
     ]
