@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 POOL_SECONDS = 5.0
 REFUSAL_SECONDS = 60.0
+# Between an unexpected error of background work and its next start.
+AGAIN_SECONDS = 30.0
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPasswordError", "InsufficientPrivilegeError"})
@@ -56,11 +58,21 @@ def lifespan(
             # Loading a vocabulary takes some tenths of a second, which no request should wait for.
             await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
             for keep in keeping:
-                stack.callback(asyncio.get_running_loop().create_task(keep()).cancel)
+                stack.callback(asyncio.get_running_loop().create_task(_keep(keep)).cancel)
             _tune_gc()
             yield
 
     return living
+
+
+async def _keep(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run background work until it ends or is cancelled. An unexpected error must not end it for good."""
+    while True:
+        try:
+            return await work()
+        except Exception:
+            _log.exception("background work failed: it starts again in %d seconds", AGAIN_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def migrate_when_there(database: Database, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
@@ -20,9 +21,11 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 TRIM = '{"name": "trim", "max_steps": 3}'
 
 
-def cleanup_of(database: Database, *, strategy: str = "slim", days: int | None = None) -> Cleanup:
+def cleanup_of(
+    database: Database, *, strategy: str = "slim", days: int | None = None, at: datetime = NOW, name: str = "operator"
+) -> Cleanup:
     configs = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
-    return Cleanup(database, configs, clock=lambda: NOW, days=days)
+    return Cleanup(database, configs, clock=lambda: at, days=days, name=name)
 
 
 async def make(database: Database, tenant: str, session_id: str, strategy: str | None, idle_days: float) -> None:
@@ -117,6 +120,31 @@ async def test_one_process_at_a_time_cleans_up(database: Database, two_tenants: 
     assert await cleanup.take_lease(database, "operator", until=later + timedelta(minutes=10), now=later)
     assert await cleanup_of(database, days=30).run(has_lease=True) > 0
     assert len(await left(database, *two_tenants)) == 2
+
+
+async def test_a_cleanup_is_done_once_by_all_processes_and_taken_over_from_a_killed_one(
+    database: Database, two_tenants: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with database.transaction("") as connection:
+        await connection.execute("DELETE FROM service_leases")
+    delete_idle = cleanup.delete_idle
+
+    async def kill(*_: object) -> int:
+        raise asyncio.CancelledError
+
+    def process(name: str, hours: float) -> Cleanup:
+        return cleanup_of(database, days=30, at=NOW + timedelta(hours=hours), name=name)
+
+    monkeypatch.setattr(cleanup, "delete_idle", kill)
+    with pytest.raises(asyncio.CancelledError):
+        await process("first", 0).run_if_due()
+    monkeypatch.setattr(cleanup, "delete_idle", delete_idle)
+    assert await process("second", 9 / 60).run_if_due() == 0
+    assert await process("second", 10 / 60).run_if_due() == 6
+    await make(database, two_tenants[0], "old-plain", None, 400)
+    for name in ("first", "second"):
+        assert await process(name, 6).run_if_due() == 0
+    assert await process("first", 6.2).run_if_due() == 1
 
 
 @on_one_server  # a node of a distributed one keeps its plans to itself

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 TRIM_DAYS = 30
 EVERY = timedelta(hours=6)
-# The lease of the one replica that cleans up. It is renewed with each page.
+# The lease of the one replica that cleans up. It is renewed with each page. Another one takes over after it.
 LEASE = timedelta(minutes=10)
 # Sessions that one transaction deletes.
 PAGE = 200
@@ -72,6 +72,17 @@ class Cleanup:
                 cursor = (found[-1].created_at, found[-1].id)
         return count
 
+    async def run_if_due(self) -> int:
+        """Delete idle sessions unless another process does, or has done so within `EVERY`. Return their number.
+
+        Raises `StoreUnavailable`.
+        """
+        if not await self._take_lease():
+            return 0
+        count = await self.run(has_lease=True)
+        await cleanup.end_lease(self._database, self._name, until=self._clock() + EVERY)
+        return count
+
     async def _take_lease(self) -> bool:
         now = self._clock()
         return await cleanup.take_lease(self._database, self._name, until=now + LEASE, now=now)
@@ -83,11 +94,11 @@ class Cleanup:
             return False  # a setting of another version: better kept than guessed at
 
     async def keep_clean(self) -> None:
-        """Clean up at intervals until cancelled. One of all processes does it."""
+        """Clean up at intervals until cancelled. One of all processes does it; the others see to it that it is done."""
         while True:
             try:
-                if await self._take_lease() and (count := await self.run(has_lease=True)):
+                if count := await self.run_if_due():
                     _log.info("idle sessions deleted: %d", count)
             except StoreUnavailable:
                 _log.info("no cleanup: the database is away")
-            await asyncio.sleep(EVERY.total_seconds())
+            await asyncio.sleep(LEASE.total_seconds())

@@ -41,6 +41,8 @@ ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until = excluded.unti
 WHERE service_leases.holder = excluded.holder OR service_leases.until <= $4
 RETURNING holder
 """
+# Nobody's lease: it keeps the next cleanup from starting too early.
+END_LEASE = "UPDATE service_leases SET holder = '', until = $3 WHERE name = $1 AND holder = $2"
 DELETE_LIMIT = 60.0
 
 
@@ -94,3 +96,9 @@ async def take_lease(database: Database, holder: str, *, until: datetime, now: d
     """Take or prolong the cleaner's lease; False while another replica holds it."""
     async with database.transaction("") as connection:
         return await connection.fetchval(TAKE_LEASE, "cleanup", holder, until, now) is not None
+
+
+async def end_lease(database: Database, holder: str, *, until: datetime) -> None:
+    """End the cleaner's lease: nobody gets it before ``until``. A lease that another holds by now stays."""
+    async with database.transaction("") as connection:
+        await connection.execute(END_LEASE, "cleanup", holder, until)
