@@ -70,7 +70,7 @@ async def _keep(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     while True:
         try:
             return await work()
-        except Exception:
+        except Exception:  # noqa: BLE001 whatever it is, the work is still to be done
             _log.exception("background work failed: it starts again in %d seconds", AGAIN_SECONDS)
             await asyncio.sleep(AGAIN_SECONDS)
 
