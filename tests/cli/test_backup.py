@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import secrets
 import subprocess
 import tarfile
@@ -22,7 +23,7 @@ from tersely.embedded_postgres.install import find_install
 from tersely.service.common.auth import new_key
 from tersely.store.db.migrations import migrate
 from tersely.store.ops import keys
-from tersely.store.ops.backup import write_backup
+from tersely.store.ops.backup import BackupError, read_manifest, write_backup
 from tests.conftest import OWNER, TERSELY, Database, Server
 from tests.store.test_distribution import on_one_server
 from tests.support.services import serve
@@ -190,6 +191,47 @@ async def test_restoring_needs_an_empty_database_and_a_whole_file(
         assert "Traceback" not in done.stderr
         assert bad.name in done.stderr
     assert not any(rows for table, rows in (await content(other)).items() if table != "alembic_version")
+
+
+MEMBER = {"file": "0/memos.copy", "tenant": "default", "table": "memos", "columns": ["id"], "rows": 1, "sha256": "0"}
+MANIFEST = {"format": "tersely backup 1", "revision": "0006", "version": "0.1", "created_at": "2026", "members": []}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "error"),
+    [
+        (json.dumps({**MANIFEST, "format": "tersely backup 2"}), "this version reads 'tersely backup 1'"),
+        (json.dumps({**MANIFEST, "revision": 7}), "ValidationError"),
+        (json.dumps({**MANIFEST, "members": {"a": 1}}), "ValidationError"),
+        (json.dumps({**MANIFEST, "members": [{**MEMBER, "rows": "many"}]}), "ValidationError"),
+        (json.dumps({**MANIFEST, "members": [{**MEMBER, "file": ["a"]}]}), "ValidationError"),
+        (json.dumps({**MANIFEST, "members": [MEMBER]}), "0/memos.copy has another digest"),
+        ("[" * 100_000, "RecursionError"),
+        ("[]", "TypeError"),
+        ("{", "JSONDecodeError"),
+    ],
+)
+def test_a_manifest_that_is_none_is_named(tmp_path: Path, manifest: str, error: str):
+    file = tmp_path / "a.tgz"
+    with tarfile.open(file, "w:gz") as archive:
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(manifest)
+        archive.addfile(entry, io.BytesIO(manifest.encode()))
+    with pytest.raises(BackupError, match=re.escape(error)):
+        read_manifest(file)
+
+
+async def test_a_backup_of_an_unknown_schema_counts_as_newer_and_is_refused(
+    database: Database, run: Run, tmp_path: Path
+):
+    file = tmp_path / "a.tgz"
+    text = json.dumps({**MANIFEST, "revision": "before-all"}).encode()
+    with tarfile.open(file, "w:gz") as archive:
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    done = await run(database, "restore", str(file))
+    assert (done.returncode, "Traceback" in done.stderr, "made by a newer version" in done.stderr) == (1, False, True)
 
 
 async def test_a_member_that_was_changed_is_found(database: Database, other: Database, run: Run, tmp_path: Path):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import asyncpg
+import msgspec
 
 from tersely.domain.errors import TerselyError
 from tersely.store.db.connection import TENANT, Connection
@@ -63,6 +64,7 @@ DISTRIBUTED = f"{PROPAGATE_SETTINGS}; SET LOCAL citus.max_adaptive_executor_pool
 _LISTS = ("keys", "sessions", "limits")
 _LISTED = frozenset({"keys", "sessions", "tenants", "limits", "tenant_limits"})
 
+_UNREADABLE = (EOFError, ValueError, KeyError, TypeError, RecursionError, msgspec.MsgspecError)
 DATABASE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -167,8 +169,8 @@ def read_manifest(path: Path) -> Manifest:
                     text = content.read()
                 else:
                     digests[entry.name] = _digest(content)
-        manifest = _parse(json.loads(text))
-    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, gzip.BadGzipFile) as error:
+        manifest = _parse(text)
+    except (tarfile.TarError, gzip.BadGzipFile, *_UNREADABLE) as error:
         raise BackupError(f"{path} is damaged or not a Tersely backup: {type(error).__name__}") from error
     expected = {member.file: member.sha256 for member in manifest.members}
     if digests != expected:
@@ -340,8 +342,9 @@ def _digest(content: Any) -> str:
     return found.hexdigest()
 
 
-def _parse(value: dict[str, Any]) -> Manifest:
+def _parse(text: bytes) -> Manifest:
+    """Return the manifest; raises `BackupError` for another format, `msgspec.MsgspecError` and what JSON raises."""
+    value = json.loads(text)
     if value["format"] != FORMAT:
         raise BackupError(f"the file is {value['format']!r}, and this version reads {FORMAT!r}")
-    members = tuple(BackupMember(**{**each, "columns": tuple(each["columns"])}) for each in value["members"])
-    return Manifest(**{**value, "members": members})
+    return msgspec.convert(value, Manifest)
