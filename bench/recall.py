@@ -30,6 +30,7 @@ from tersely.domain.search.relevance import (
     build_query,
     document_terms,
     document_text,
+    find_relevant,
     rank_turns,
     search_corpus,
     tokenize,
@@ -89,10 +90,7 @@ class AnnotatedConversation:
         corpus = build_corpus(self.terms)
 
         def rank(text: str) -> Sequence[int]:
-            first = build_query(text, corpus)
-            return [
-                each.number for each in search_corpus(first, corpus, [self.terms[each.number] for each in first.best])
-            ]
+            return [each.number for each in find_relevant(text, self.terms, corpus)]
 
         return rank
 

@@ -15,11 +15,14 @@ from tersely.domain.history.turns import Turn, group_turns
 from tersely.domain.messages import Message, Text
 from tersely.domain.search.cues import is_mark
 from tersely.domain.search.relevance import (
+    PHRASED,
     Ranked,
     build_corpus,
     build_query,
     document_terms,
+    find_relevant,
     fuse,
+    prefer_phrases,
     rank_documents,
     rank_turns,
     search_corpus,
@@ -94,6 +97,31 @@ def ranked(documents: list[list[str]], query: str, **options: Any) -> list[Ranke
     corpus = build_corpus(documents)
     first = build_query(query, corpus, **options)
     return search_corpus(first, corpus, [documents[each.number] for each in first.best])
+
+
+def test_words_stand_side_by_side_as_in_the_question() -> None:
+    documents = [tokenize(text) for text in (
+        "the summer camp of the scouts began", "filler one", "filler two", "filler three",
+        "a camp; nobody likes it in summer heat", "filler four", "filler five",
+    )]  # fmt: skip
+    corpus = build_corpus(documents)
+
+    assert [each.number for each in find_relevant("When is the summer camp?", documents, corpus)][:2] == [0, 4]
+    assert [each.number for each in find_relevant("Which camp, summer or winter?", documents, corpus)][:2] == [4, 0]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcde"), max_size=8), max_size=40), st.lists(st.sampled_from("abcde")))
+def test_phrases_move_the_first_documents_alone(documents: list[list[str]], words: list[str]) -> None:
+    corpus = build_corpus(documents)
+    first = build_query(" ".join(words), corpus)
+    found = search_corpus(first, corpus)
+
+    moved = prefer_phrases(first, found, [documents[each.number] for each in found], corpus)
+
+    assert sorted(each.number for each in moved) == sorted(each.number for each in found)
+    assert moved[PHRASED:] == found[PHRASED:]
+    scores = [each.score for each in moved]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_rare_words_count_more_than_frequent_ones() -> None:

@@ -16,7 +16,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import read_turn_id, write_turn_id
 from tersely.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult, searchable_text
 from tersely.domain.search.cues import is_about_whole
-from tersely.domain.search.relevance import build_corpus, build_query, document_terms, search_corpus
+from tersely.domain.search.relevance import build_corpus, document_terms, find_relevant
 
 DEFAULT_AROUND = 2
 DEFAULT_COUNT = 10
@@ -205,9 +205,8 @@ def find_excerpts(lookup: RangeLookup, rows: Sequence[ExcerptRow]) -> tuple[Rang
 def _most_relevant(lookup: RelevanceSearch, rows: Sequence[ExcerptRow]) -> list[int]:
     documents = [document_terms(row.message) for row in rows]
     corpus = build_corpus(documents)
-    first = build_query(lookup.query, corpus)
-    best = [documents[each.number] for each in first.best]
-    return [rows[each.number].number for each in search_corpus(first, corpus, best, limit=lookup.first)]
+    found = find_relevant(lookup.query, documents, corpus, limit=lookup.first)
+    return [rows[each.number].number for each in found]
 
 
 def render_excerpts(ranges: Sequence[Range], rows: Iterable[ExcerptRow], total: int) -> str:

@@ -4,7 +4,8 @@ model.
 It is BM25 with exact document frequencies over the collection, and three corrections for conversations, measured on
 annotated ones (`bench/recall.md`). Very long messages lose weight, however often they contain the words. The neighbours
 of a message add to its score, since an answer rarely repeats the words of its question. The words of the best documents
-find others with the same subject and other words. Marks among the terms of a message (`tersely.domain.search.cues`)
+find others with the same subject and other words. Words that stand side by side in the text should do so in a document.
+Marks among the terms of a message (`tersely.domain.search.cues`)
 count too: standing instructions, short questions, the speaker, and whether the user wrote it.
 """
 
@@ -15,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
-from itertools import chain
+from itertools import chain, pairwise
 from math import log
 
 import msgspec
@@ -47,8 +48,10 @@ __all__ = [
     "document_terms",
     "document_text",
     "expand",
+    "find_relevant",
     "fuse",
     "idf_weights",
+    "prefer_phrases",
     "query_terms",
     "rank_by_terms",
     "rank_documents",
@@ -82,6 +85,12 @@ OWN_WEIGHT = 1.5
 TALK_WEIGHT = 0.4
 # How much more the messages of a speaker count whom the question names.
 SPEAKER_WEIGHT = 1.3
+
+PHRASED = 25
+"""Of the documents that a search finds so many are looked at again, for phrases of the text."""
+# What two words that stand side by side in the text add if they do so in a document: so many times the weight of the
+# more frequent one.
+PHRASE_WEIGHT = 2.0
 
 # The weight of similarity in meaning relative to the words, when both rankings are fused.
 MEANING_WEIGHT = 0.2
@@ -235,6 +244,36 @@ def search_corpus(
         scores = [one + other for one, other in zip(scores, others, strict=True)]
     found = _order(scores, seen.lengths, limit)
     return _with_replies(found, seen)[:limit] if is_about_replies(first.text) else found
+
+
+def find_relevant(
+    text: str, documents: Sequence[Sequence[str]], corpus: Corpus, *, limit: int | None = None
+) -> list[Ranked]:
+    """Return the documents, given as terms, that ``text`` is about: as `search_corpus`, then `prefer_phrases`."""
+    first = build_query(text, corpus)
+    most = None if limit is None else max(limit, PHRASED)
+    found = search_corpus(first, corpus, [documents[each.number] for each in first.best], limit=most)
+    return prefer_phrases(first, found, [documents[each.number] for each in found[:PHRASED]], corpus)[:limit]
+
+
+def prefer_phrases(
+    first: SearchQuery, found: Sequence[Ranked], documents: Iterable[Sequence[str]], corpus: Corpus
+) -> list[Ranked]:
+    """Put the ``found`` documents in front that have words side by side as the text has them.
+
+    ``documents`` are the terms of the first ones, in that order; at most `PHRASED` count. Ties stay as they are.
+    """
+    terms = tokenize(first.text)
+    pairs = set(pairwise(terms))
+    weights = idf_weights(first.weights, _without(corpus, first.hidden, first.weights))
+    scored: list[Ranked] = []
+    for each, document in zip(found[:PHRASED], documents, strict=False):
+        common = sorted(pairs.intersection(pairwise(document)))
+        added = sum([min(weights[one], weights[other]) for one, other in common])
+        damping = _DAMPING[min(corpus.lengths[each.number], LONGEST)]
+        scored.append(Ranked(number=each.number, score=each.score + PHRASE_WEIGHT * added * damping))
+    scored.sort(key=lambda each: -each.score)
+    return [*scored, *found[len(scored) :]]
 
 
 def _with_replies(found: Iterable[Ranked], corpus: Corpus) -> list[Ranked]:

@@ -35,7 +35,16 @@ from tersely.domain.search.excerpts import (
     TextSearch,
     TurnMessages,
 )
-from tersely.domain.search.relevance import Corpus, Ranked, build_query, fuse, query_terms, search_corpus
+from tersely.domain.search.relevance import (
+    PHRASED,
+    Corpus,
+    Ranked,
+    build_query,
+    fuse,
+    prefer_phrases,
+    query_terms,
+    search_corpus,
+)
 from tersely.domain.search.terms import tokenize
 from tersely.service.common.metrics import Metrics
 from tersely.service.search.embedder import Embedder
@@ -59,6 +68,8 @@ SEGMENTS_AT_ONCE = 4
 BUILD_PAGES = 8
 # So many of each ranking are fused.
 FUSED = 100
+# Phrases of a query are looked for in so many characters of a message.
+PHRASED_CHARS = 4_000
 # Sessions of more messages are not divided into topics.
 MAX_DIVIDED = 20_000
 # Seconds for one step of a search. A slow search does not mean that the database is unavailable, so it has its own
@@ -186,9 +197,9 @@ class Searcher:
         return fuse(by_words, near)[:limit]
 
     async def _rank_words(
-        self, tenant: str, session: Session, text: str, hidden: frozenset[int], limit: int
+        self, tenant: str, session: Session, text: str, hidden: frozenset[int], limit: int, phrased: int = PHRASED
     ) -> list[Ranked]:
-        """Return the ``limit`` messages by words, by their sequence numbers."""
+        """Return the ``limit`` messages by words, by their sequence numbers. Phrases count in ``phrased`` of them."""
         unseen = frozenset(seq - 1 for seq in hidden if seq <= session.last_seq)
         async with self._indexes.index_for(tenant, session, query_terms(text)) as index:
             corpus = Corpus(lengths=index.lengths, postings=index.postings)
@@ -197,7 +208,12 @@ class Searcher:
             if index.is_whole:
                 async with self._database.reading(tenant, limit=LIMIT) as connection:
                     best = await terms_at(connection, tenant, session.id, [each.number + 1 for each in first.best])
-            found = await asyncio.to_thread(search_corpus, first, corpus, best, limit=limit)
+            found = await asyncio.to_thread(search_corpus, first, corpus, best, limit=max(limit, phrased))
+            if phrased and found:
+                async with self._database.reading(tenant, limit=LIMIT) as connection:
+                    seqs = [each.number + 1 for each in found[:phrased]]
+                    documents = await terms_at(connection, tenant, session.id, seqs, PHRASED_CHARS)
+                found = prefer_phrases(first, found, documents, corpus)[:limit]
         return [Ranked(number=each.number + 1, score=each.score) for each in found]
 
     async def _overview(
@@ -206,7 +222,7 @@ class Searcher:
         """Return the turns that cover the session as to a question, in time order, a few lines of each."""
         if not lookup.most or not tokenize(lookup.query):
             return LookupResult(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
-        found = await self._rank_words(tenant, session, lookup.query, hidden, overview.CANDIDATES)
+        found = await self._rank_words(tenant, session, lookup.query, hidden, overview.CANDIDATES, phrased=0)
         starts = await self._topic_starts(tenant, session)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             turn_of = await turns.of_messages(connection, tenant, session.id, [each.number for each in found])

@@ -163,10 +163,12 @@ def _is_full(page: TermPage) -> bool:
     return len(page.lengths) == 4 * pages.PAGE
 
 
-def terms_of(content: pages.MessageColumns) -> list[str]:
-    """Return the terms and marks of a message; none for instructions and unreadable messages."""
+def terms_of(content: pages.MessageColumns, chars: int = LOOKED_AT) -> list[str]:
+    """Return the terms and marks of a message's first ``chars`` characters; none for instructions and unreadable
+    messages.
+    """
     message = _read(content)
-    return [] if message is None else document_terms(message, limit=LOOKED_AT)
+    return [] if message is None else document_terms(message, limit=chars)
 
 
 def document_words(content: pages.MessageColumns) -> str:
@@ -184,9 +186,9 @@ def _read(content: pages.MessageColumns) -> Message | None:
         return None
 
 
-async def terms_at(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> list[list[str]]:
+async def terms_at(
+    connection: Connection, tenant: str, session_id: str, seqs: Sequence[int], chars: int = LOOKED_AT
+) -> list[list[str]]:
     """Return the terms of a few messages, in that order."""
-    return [
-        [term for each in await pages.content(connection, tenant, session_id, seq, seq) for term in terms_of(each)]
-        for seq in seqs
-    ]
+    found = await pages.content_of(connection, tenant, session_id, seqs)
+    return [terms_of(found[seq], chars) if seq in found else [] for seq in seqs]

@@ -37,6 +37,9 @@ CONTENT = """
 SELECT seq, turn, dialect, raw FROM messages
 WHERE tenant_id = $1 AND session_id = $2 AND seq BETWEEN $3 AND $4 ORDER BY seq
 """
+CONTENT_OF = """
+SELECT seq, turn, dialect, raw FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
+"""
 ADD_PAGES = """
 INSERT INTO search_pages (tenant_id, session_id, page, text)
 SELECT $1, $2, u.page, u.text FROM unnest($3::bigint[], $4::text[]) AS u (page, text)
@@ -100,6 +103,14 @@ async def content(connection: Connection, tenant: str, session_id: str, first: i
     return [
         MessageColumns(**dict(record)) for record in await connection.fetch(CONTENT, tenant, session_id, first, last)
     ]
+
+
+async def content_of(
+    connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]
+) -> dict[int, MessageColumns]:
+    """Return the messages of these sequence numbers, by them."""
+    records = await connection.fetch(CONTENT_OF, tenant, session_id, list(seqs))
+    return {record["seq"]: MessageColumns(**dict(record)) for record in records}
 
 
 async def edits(connection: Connection, tenant: str, session_id: str, *, lock: bool = False) -> int | None:
