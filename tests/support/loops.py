@@ -33,6 +33,7 @@ class Background:
     def close(self) -> None:
         """End what still runs there, as a process does at its end."""
         self.run(_cancel_all())
+        self.run(_abort_transports())
         self.run(self.loop.shutdown_asyncgens())
         self.run(self.loop.shutdown_default_executor())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -46,6 +47,13 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _abort_transports() -> None:
+    """Close the sockets of connections whose peers do not read the rest: a warning of one fails some later test."""
+    for transport in list(getattr(asyncio.get_running_loop(), "_transports", {}).values()):
+        transport.abort()
+    await asyncio.sleep(0)  # they are closed in the next round of the loop
 
 
 @contextmanager
