@@ -87,15 +87,18 @@ class DeadlineProtocol(HttpToolsProtocol):
             if self._discarded > MAX_DISCARDED:
                 self._close()
             return
-        while data and not self._is_refused and not self.transport.is_closing():
-            piece, data = data, b""
+        unread: bytes | memoryview = data
+        while unread and not self._is_refused and not self.transport.is_closing():
+            piece, unread = unread, b""
             if self._is_in_head:
                 room = self.header_bytes + 1 - self._head_size
-                piece, data = piece[:room], piece[room:]
+                if len(piece) > room:
+                    whole = memoryview(piece)
+                    piece, unread = whole[:room], whole[room:]
                 self._head_size += len(piece)
             else:
                 self._received += len(piece)
-            super().data_received(piece)
+            super().data_received(piece)  # type: ignore[arg-type]  # the parser takes any bytes
             self._pass_body_on()
             if self._is_in_head and self._head_size > self.header_bytes:
                 self._refuse(_TOO_LARGE)
@@ -158,7 +161,11 @@ class DeadlineProtocol(HttpToolsProtocol):
         if self._pieces:
             pieces, self._pieces = self._pieces, []
             if self.parser is not None:
-                super().on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                if not (self.cycle.body or self.cycle.response_complete):
+                    # Of immutable bytes, `receive` makes no copy.
+                    self.cycle.body, body = body, b""  # type: ignore[assignment]
+                super().on_body(body)
 
     @override
     def _unsupported_upgrade_warning(self) -> None:
