@@ -84,19 +84,7 @@ class Sender:
 
     async def send(self, call: Call, body: bytes) -> UpstreamReply:
         """Send a body with the call's headers. Raises `UpstreamUnavailable`."""
-        end_turn()
-        headers = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
-        if (trace := active_trace()) is None:
-            return await self._upstream.send(call.method, call.path, headers, body)
-        span = trace.open_upstream(self._dialect.name, self._upstream.address)
-        try:
-            reply = await self._upstream.send(call.method, call.path, span.headers(headers), body)
-        except BaseException as error:
-            span.fail(error)
-            raise
-        span.answered(reply.status)
-        reply.on_close = span.close
-        return reply
+        return await self.begin(call, body).reply()
 
     def begin(self, call: Call, body: bytes) -> PendingReply | TracedReply:
         """Send a body with the call's headers, without waiting. Raises `UpstreamUnavailable`."""
