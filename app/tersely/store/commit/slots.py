@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 # Seconds after which a transaction frees its slot for another tenant, since it may wait for rows that its own tenant
 # has locked. By whether the write is large.
@@ -15,29 +13,40 @@ class Slots:
     """Slots for transactions that run at once. A slow transaction moves to one of as many spare slots."""
 
     def __init__(self, count: int, slow_after: float) -> None:
-        self._free = asyncio.Semaphore(count)
-        self._free_for_slow = count
-        self._slow_after = slow_after
+        self.free = asyncio.Semaphore(count)
+        self.free_for_slow = count
+        self.slow_after = slow_after
 
-    @asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
-        """Hold a slot for the length of the block."""
-        await self._free.acquire()
-        is_slow = False
+    def take(self) -> Slot:
+        """Return a slot, which is held for the length of an ``async with`` block."""
+        return Slot(self)
 
-        def move() -> None:
-            nonlocal is_slow
-            if self._free_for_slow:
-                is_slow = True
-                self._free_for_slow -= 1
-                self._free.release()
 
-        timer = asyncio.get_running_loop().call_later(self._slow_after, move)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            if is_slow:
-                self._free_for_slow += 1
-            else:
-                self._free.release()
+class Slot:
+    """A slot of one transaction."""
+
+    __slots__ = ("_is_slow", "_slots", "_timer")
+
+    _timer: asyncio.TimerHandle
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._is_slow = False
+
+    async def __aenter__(self) -> None:
+        await self._slots.free.acquire()
+        self._timer = asyncio.get_running_loop().call_later(self._slots.slow_after, self._move)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._is_slow:
+            self._slots.free_for_slow += 1
+        else:
+            self._slots.free.release()
+
+    def _move(self) -> None:
+        """Move to a spare slot, if one is free."""
+        if self._slots.free_for_slow:
+            self._is_slow = True
+            self._slots.free_for_slow -= 1
+            self._slots.free.release()
