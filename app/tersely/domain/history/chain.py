@@ -334,7 +334,7 @@ def summary_anchors(message: Message) -> tuple[bytes, ...]:
     text = text.strip()
     if len(text) > MAX_SUMMARY:
         return ()
-    found = dict.fromkeys([text, *filter(None, (_framed(text, frame) for frame in SUMMARY_FRAMES))])
+    found = dict.fromkeys([text, *filter(None, _framed_texts(text))])
     return tuple(_hash("summary\n" + each) for each in found if len(each) >= MIN_SUMMARY)
 
 
@@ -343,14 +343,17 @@ def is_framed_summary(message: Message) -> bool:
     if message.role != "user":
         return False
     text = message.text
-    return any(len(_framed(text, frame)) >= MIN_SUMMARY for frame in SUMMARY_FRAMES)
+    return any(len(framed) >= MIN_SUMMARY for framed in _framed_texts(text))
+
+
+def _framed_texts(text: str) -> list[str]:
+    """Return the text inside each of ``SUMMARY_FRAMES``, empty where a frame is not closed."""
+    beginning = text[:_MAX_FRAME_OFFSET]
+    return [_framed(text, frame) for frame in SUMMARY_FRAMES if frame.opening in beginning]
 
 
 def _framed(text: str, frame: Delimited) -> str:
-    start = text.find(frame.opening, 0, _MAX_FRAME_OFFSET)
-    if start < 0:
-        return ""
-    start += len(frame.opening)
+    start = text.index(frame.opening) + len(frame.opening)
     end = text.rfind(frame.closing, start) if frame.closing else len(text)
     return text[start:end].strip() if end >= 0 else ""
 

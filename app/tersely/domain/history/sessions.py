@@ -57,7 +57,7 @@ MAX_TITLE = 120
 def title_of(text: str) -> str | None:
     """Return the first words of ``text`` on one line, as a session's title; None if there are none."""
     words = " ".join(text[: 8 * MAX_TITLE].split())
-    kept = "".join(char for char in words if char.isprintable()).encode("utf-8", "ignore").decode()
+    kept = words if words.isprintable() else "".join(filter(str.isprintable, words))
     return (kept if len(kept) <= MAX_TITLE else kept[: MAX_TITLE - 1].rstrip() + "…") or None
 
 

@@ -232,18 +232,17 @@ async def find_by_whole_chain(
 async def _find_only(
     connection: Connection, query: str, tenant: str, keys: Sequence[bytes], client_id: str | None
 ) -> Session | None:
-    candidates: set[str] = set()
     keys = list(dict.fromkeys(keys))
-    for some in (keys[:1], keys[1:]):  # the newest decides most often; the others take one more round trip together
-        found: defaultdict[bytes, list[str]] = defaultdict(list)
-        for row in await connection.fetchmany(query, [(tenant, key, client_id) for key in some]) if some else ():
-            found[row["key"]].append(row["session_id"])
-        for key in some:
-            if not found[key] or len(found[key]) == MAX_SHARED:
-                continue
-            candidates = candidates.intersection(found[key]) or candidates or set(found[key])
-            if len(candidates) == 1:
-                return await get(connection, tenant, candidates.pop())
+    found: defaultdict[bytes, list[str]] = defaultdict(list)
+    for row in await connection.fetchmany(query, [(tenant, key, client_id) for key in keys]) if keys else ():
+        found[row["key"]].append(row["session_id"])
+    candidates: set[str] = set()
+    for key in keys:
+        if not found[key] or len(found[key]) == MAX_SHARED:
+            continue
+        candidates = candidates.intersection(found[key]) or candidates or set(found[key])
+        if len(candidates) == 1:
+            return await get(connection, tenant, candidates.pop())
     return None
 
 
