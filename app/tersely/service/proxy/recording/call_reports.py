@@ -31,8 +31,8 @@ class CallReports:
         tokens_new: int,
     ) -> CallReport:
         """Return the figures of a call. ``tokens_new``: those of the messages that the call adds to its session."""
-        usage = self._dialect.read_usage(reply.usage)
-        last = self._dialect.read_usage(reply.last_usage) if reply.last_usage else usage
+        usage = _credible(self._dialect.read_usage(reply.usage))
+        last = _credible(self._dialect.read_usage(reply.last_usage)) if reply.last_usage else usage
         model, labels = sent_call.request.model, sent_call.labels
         cost_sent, cost_full = self._costs(model, usage, tokens_before, tokens_after, tokens_new)
         return CallReport(
@@ -49,9 +49,9 @@ class CallReports:
             tools=tools,
             tokens_before=tokens_before,
             tokens_after=tokens_after,
-            input_tokens=credible_count(usage.input),
-            cached_tokens=credible_count(usage.cached),
-            output_tokens=credible_count(usage.output),
+            input_tokens=usage.input,
+            cached_tokens=usage.cached,
+            output_tokens=usage.output,
             weight=_weigh(last, tokens_after),
             status=status,
             host=sent_call.call.host,
@@ -66,9 +66,9 @@ class CallReports:
         the rest of this request is written to it, ``new`` tokens.
         """
         price = self._prices.of(model, self._dialect.name)
-        if price is None or usage.input is None or not credible_count(usage.input):
+        if price is None or not usage.input:
             return None, None
-        output, read = credible_count(usage.output) or 0, credible_count(usage.cached) or 0
+        output, read = usage.output or 0, usage.cached or 0
         sent = price.cost(input_tokens=usage.input, cached=read, output=output)
         if not tokens_after:
             return sent, sent
@@ -84,8 +84,14 @@ def _weigh(last: Usage, sent: int) -> int | None:
 
     ``sent`` is Tersely's count of the context, for providers that report none.
     """
-    prompt = credible_count(last.input)
-    return credible_count((sent if prompt is None else prompt) + (credible_count(last.output) or 0))
+    return credible_count((sent if last.input is None else last.input) + (last.output or 0))
+
+
+def _credible(usage: Usage) -> Usage:
+    """Return reported counts without impossible ones."""
+    return Usage(
+        input=credible_count(usage.input), cached=credible_count(usage.cached), output=credible_count(usage.output)
+    )
 
 
 def storable_name(text: str) -> str:
