@@ -216,7 +216,7 @@ def requester_id(headers: Mapping[str, str], ids: ClientIds) -> bytes:
     marks: tuple[str, ...] = (ids.id or "",)
     if ids.id is None:
         product = _PRODUCT.match(headers.get("user-agent", ""))
-        marks = (*marks, product[1] if product else "", *(headers.get(name, "") for name in REQUESTER_HEADERS))
+        marks = (*marks, product[1] if product else "", *[headers.get(name, "") for name in REQUESTER_HEADERS])
     return blake2b(repr(marks).encode("utf-8", "replace"), digest_size=16).digest()
 
 

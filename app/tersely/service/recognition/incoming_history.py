@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from hashlib import blake2b
 
 import msgspec
@@ -28,19 +29,19 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     chain_before: bytes
 
 
-class IncomingHistory(msgspec.Struct, frozen=True, kw_only=True):
+class IncomingHistory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The messages of a request in order, their identities, and the chain value after each."""
 
     messages: tuple[Message, ...]
     identities: tuple[MessageIdentity, ...]
     chains: tuple[bytes, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the messages."""
-        return sum(len(message.raw) for message in self.messages)
+        return sum([len(message.raw) for message in self.messages])
 
-    @property
+    @cached_property
     def links(self) -> list[int]:
         """The indexes of the messages that are links of the chain: no instructions, no injected blocks."""
         return [index for index, identity in enumerate(self.identities) if identity.is_link]

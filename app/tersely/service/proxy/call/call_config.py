@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tersely.dialects.dialect import Dialect, Overflow, Request, ToolOffer
 from tersely.dialects.tool_rounds import tool_names
 from tersely.domain.history.sessions import Session
+from tersely.domain.messages import INSTRUCTION_ROLES
 from tersely.domain.models import known_window, usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
@@ -62,7 +63,7 @@ class CallConfig:
         self, request: Request, history: IncomingHistory, config: ContextConfig, now: datetime, match: SessionMatch
     ) -> TokenBudget:
         """Count instructions and tools, and estimate the model's window in the tokens of this service."""
-        raws = [message.raw for message in history.messages if message.is_instruction]
+        raws = [message.raw for message in history.messages if message.role in INSTRUCTION_ROLES]
         added = count_additions(match.session.plan if match.session else None, config)
         tools = self._fixed_tokens.count_tools(request.model, request.tools) + added.tools
         instructions = self._fixed_tokens.count_instructions(request.model, raws) + added.instructions

@@ -344,8 +344,10 @@ def _read_shown(
     # Blocks in the head are written with words around them; their own tokens are among the fixed ones.
     around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
     around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
-    sums = _sums(epoch, kept, tail, around_blocks)
-    if not _is_as_summed(built, fixed, older, sums) or not layers or layers[-1].name != TAIL:
+    head = epoch.head_tokens + around_blocks
+    if not _is_as_summed(built, fixed, head, older, count_entries(kept), count_entries(tail)):
+        return None
+    if not layers or layers[-1].name != TAIL:
         return None
     # What was estimated before the call has been counted since.
     tail, kept = _counted(tail, counts), _counted(kept, counts)
@@ -367,7 +369,7 @@ def _read_shown(
     return _ShownContext(
         epoch=epoch,
         snapshot=snapshot,
-        sums=_sums(epoch, kept, tail, around_blocks),
+        sums=_sums(head, kept, tail),
         layers=layers[:-1],
         is_whole=context.is_whole,
     )
@@ -388,16 +390,16 @@ def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tu
     shown = (*snapshot.kept, *snapshot.entries)
     if not {entry.seq for entry in shown}.issuperset(epoch.kept):
         return None
-    kept = tuple(entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept)
-    return kept, tuple(entry for entry in shown if entry.seq >= epoch.cut)
+    kept = tuple([entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept])
+    return kept, tuple([entry for entry in shown if entry.seq >= epoch.cut])
 
 
-def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: ContextSums) -> bool:
+def _is_as_summed(built: BuiltContext, fixed: int, head: int, older: int, kept: int, tail: int) -> bool:
     """Return whether the sums equal the tokens of the report. Otherwise the report counts something that they lack."""
     report = built.context.report
-    if report.tokens_after != fixed + sums.head + sums.kept + sums.tail:
+    if report.tokens_after != fixed + head + kept + tail:
         return False
-    return built.starts_epoch or report.tokens_before == fixed + max(older, sums.kept) + sums.tail
+    return built.starts_epoch or report.tokens_before == fixed + max(older, kept) + tail
 
 
 def _is_in_head(source: MessageSource, epoch: Epoch) -> bool:
@@ -419,16 +421,16 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[VolatileMe
     return tuple(VolatileMessage(message.raw, each.digest) for message, each in incoming)
 
 
-def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blocks: int) -> ContextSums:
+def _sums(head: int, kept: Sequence[Entry], tail: Sequence[Entry]) -> ContextSums:
     everything = (*kept, *tail)
     running = everything[-1].turn
-    has_pins = any(entry.pinned for entry in everything)
+    has_pins = True in [entry.pinned for entry in everything]
     return ContextSums(
-        head=epoch.head_tokens + around_blocks,
+        head=head,
         kept=count_entries(kept),
         tail=count_entries(tail),
-        questions=count_entries(e for e in everything if e.turn == running and e.message.starts_turn),
-        steps=sum(entry.message.role == "assistant" for entry in tail),
+        questions=count_entries([e for e in everything if e.turn == running and e.message.starts_turn]),
+        steps=[entry.message.role for entry in tail].count("assistant"),
         widest=None if has_pins else widest_step(tail),
     )
 
@@ -459,7 +461,7 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
 
 def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
     """Entries with the tokens that are stored."""
-    return tuple(structs.replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries)
+    return tuple([structs.replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries])
 
 
 def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
@@ -485,13 +487,14 @@ def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, re
     turn.
     """
     everything = (*kept, *entries)
-    if any(entry.prefix or entry.is_shortened for entry in everything):
+    if [entry for entry in everything if entry.prefix or entry.is_shortened]:
         return False
-    if any(one.seq >= other.seq for one, other in pairwise(everything)):
+    if [one for one, other in pairwise(everything) if one.seq >= other.seq]:
         return False
-    if any(entry.seq < epoch.cut for entry in entries) or any(entry.seq >= epoch.cut for entry in kept):
+    if (entries and entries[0].seq < epoch.cut) or (kept and kept[-1].seq >= epoch.cut):
         return False
-    return any(entry.turn == reply.row.turn and entry.message.role == "user" for entry in everything)
+    turn = reply.row.turn
+    return "user" in [entry.message.role for entry in everything if entry.turn == turn]
 
 
 def _rows_of(write: ReplyWrite) -> list[TailRow]:

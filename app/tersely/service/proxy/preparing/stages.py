@@ -13,6 +13,7 @@ from datetime import datetime
 import msgspec
 
 from tersely.dialects.dialect import Request
+from tersely.domain.messages import INSTRUCTION_ROLES
 from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.context.building import BuiltContext
 from tersely.service.context.context_config import ContextConfig, TokenBudget
@@ -136,7 +137,7 @@ class PreparedCall(MatchedCall, frozen=True, kw_only=True):
     @property
     def own_messages(self) -> list[bytes]:
         """The messages of the request without instructions, as they came."""
-        return [message.raw for message in self.history.messages if not message.is_instruction]
+        return [message.raw for message in self.history.messages if message.role not in INSTRUCTION_ROLES]
 
     @property
     def tags(self) -> TagKinds:
