@@ -437,14 +437,11 @@ def result_of(done: asyncio.Future[Result]) -> Result | None:
 Write = RequestWrite | ReplyWrite
 
 
-def tenant_of(write: Write) -> str:
-    return request_of(write).tenant
-
-
 def session_id_of(write: Write) -> str:
-    if isinstance(write, ReplyWrite) and (outcome := write.request_outcome) is not None:
-        return outcome.session_id
-    return request_of(write).session_id
+    if isinstance(write, RequestWrite):
+        return write.session_id
+    outcome = write.request_outcome
+    return write.request.session_id if outcome is None else outcome.session_id
 
 
 def request_of(write: Write) -> RequestWrite:

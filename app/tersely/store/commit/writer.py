@@ -26,7 +26,6 @@ from tersely.store.commit.records import (
     Write,
     request_of,
     session_id_of,
-    tenant_of,
 )
 from tersely.store.commit.sizes import is_large
 from tersely.store.commit.slots import SLOW_AFTER, Slots
@@ -110,8 +109,9 @@ class Writer:
     def submit(self, write: Write) -> asyncio.Future[Any]:
         """Queue ``write``; the future is done when it is on disk."""
         loop = asyncio.get_running_loop()
-        session = tenant_of(write), session_id_of(write)
-        lane, others = self._sessions.get(session) or ((session[0], is_large(request_of(write))), 0)
+        request = request_of(write)
+        session = request.tenant, session_id_of(write)
+        lane, others = self._sessions.get(session) or ((request.tenant, is_large(request)), 0)
         self._sessions[session] = lane, others + 1
         job = _Job(write, loop.create_future())
         job.done.add_done_callback(partial(self._on_done, session))
@@ -285,6 +285,8 @@ def _take(queue: deque[_Job]) -> list[_Job]:
     What is decided for a job may need rows that an earlier job of its session writes: so the reply to an earlier
     request of the session waits for the next transaction.
     """
+    if len(queue) == 1:
+        return [queue.popleft()]
     taken: list[_Job] = []
     left: list[_Job] = []
     newest: dict[str, RequestWrite | None] = {}
