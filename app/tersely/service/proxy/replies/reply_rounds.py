@@ -227,25 +227,26 @@ class StreamRelay:
     async def _relay_round(self, first: bytes) -> AsyncIterator[bytes]:
         """Relay one round, of which ``first`` has been read already."""
         steps, stream = self._steps, self._stream
-        async with aclosing(stream.feed_in_parts(first)) as parts:
-            async for out in parts:
-                if out:
-                    yield out
+        start = 0
+        while not start or start < len(first):
+            out, start = await stream.feed_part(first, start)
+            if out:
+                yield out
         now = asyncio.get_running_loop().time
         last_sent = now()
         async for chunk in iter_until_terminal_event(self._response, stream.end, steps.heartbeat):
-            async with aclosing(stream.feed_in_parts(chunk)) as parts:
-                async for part in parts:
-                    if stream.is_cut and not self._is_committed:
-                        await self._commit_partial()
-                    out = part
-                    # What is held back may be long.
-                    is_silent = not chunk or now() - last_sent >= steps.heartbeat
-                    if not out and is_silent and stream.is_between_events:
-                        out = steps.dialect.streaming.heartbeat
-                    if out:
-                        last_sent = now()
-                        yield out
+            start = 0
+            while not start or start < len(chunk):
+                out, start = await stream.feed_part(chunk, start)
+                if stream.is_cut and not self._is_committed:
+                    await self._commit_partial()
+                # What is held back may be long.
+                is_silent = not chunk or now() - last_sent >= steps.heartbeat
+                if not out and is_silent and stream.is_between_events:
+                    out = steps.dialect.streaming.heartbeat
+                if out:
+                    last_sent = now()
+                    yield out
 
     async def _heartbeats(self, work: asyncio.Task[list[bytes]] | asyncio.Task[StartedReply]) -> AsyncIterator[bytes]:
         """Yield heartbeats while ``work`` runs. If the caller stops, cancel ``work`` and close its response."""

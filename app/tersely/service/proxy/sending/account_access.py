@@ -11,7 +11,6 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -214,12 +213,13 @@ class AccountAccess:
         first = ""
         try:
             async for chunk in chunks:
-                async with aclosing(stream.feed_in_parts(chunk)) as parts:
-                    async for part in parts:
-                        if not first and stream.size <= ID_WITHIN and (first := stream.reader.reply_so_far().id):
-                            await self._remember(tenant, [first])
-                        if part:
-                            yield part
+                start = 0
+                while not start or start < len(chunk):
+                    part, start = await stream.feed_part(chunk, start)
+                    if not first and stream.size <= ID_WITHIN and (first := stream.reader.reply_so_far().id):
+                        await self._remember(tenant, [first])
+                    if part:
+                        yield part
             rest = await stream.end_round()
             reply = await stream.reply()
             await self._remember(tenant, await run_in_thread_if_large(stream.size, _made_by_stream, reply, dialect))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -210,10 +209,11 @@ class Forwarder:
 
         try:
             async for chunk in iter_until_terminal_event(reply, stream.end, self._heartbeat):
-                async with aclosing(stream.feed_in_parts(chunk)) as parts:
-                    async for out in parts:
-                        if out:
-                            yield out
+                start = 0
+                while not start or start < len(chunk):
+                    out, start = await stream.feed_part(chunk, start)
+                    if out:
+                        yield out
                 if stream.is_cut:
                     await report(BROKE_OFF)
             rest = await stream.end_round()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.tool_rounds import FinishedRounds
@@ -63,24 +63,22 @@ class ClientStream:
         """True if the client has whole events only, so that another event may follow."""
         return self._rounds is not None or self.end.is_between_events
 
-    async def feed_in_parts(self, chunk: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield what goes to the client now, part by part; at least once, even if that is nothing.
+    async def feed_part(self, chunk: bytes, start: int) -> tuple[bytes, int]:
+        """Return what goes to the client now, and where the next part of ``chunk`` starts. This one is at ``start``.
 
         The event loop serves others between two parts. Where one part may take long, a thread reads on from there.
         """
-        for start in range(0, len(chunk) or 1, _PART):
-            if start:
-                await asyncio.sleep(0)
-            part = chunk[start : start + _PART]
-            ended = len(whole_events(part))
-            self._event_size = len(part) - ended if ended else self._event_size + len(part)
-            self._is_long = self._is_long or self._event_size > LONG_REPLY or self._withheld > _MUCH_WITHHELD
-            if self._is_long and not self.is_cut:
-                yield await finish_in_thread(self.feed, chunk[start:])
-                return
-            out = self.feed(part)
-            self._withheld += len(part) - len(out)
-            yield out
+        if start:
+            await asyncio.sleep(0)
+        part = chunk[start : start + _PART]
+        ended = len(whole_events(part))
+        self._event_size = len(part) - ended if ended else self._event_size + len(part)
+        self._is_long = self._is_long or self._event_size > LONG_REPLY or self._withheld > _MUCH_WITHHELD
+        if self._is_long and not self.is_cut:
+            return await finish_in_thread(self.feed, chunk[start:]), len(chunk) or _PART
+        out = self.feed(part)
+        self._withheld += len(part) - len(out)
+        return out, start + _PART
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what goes to the client now."""
