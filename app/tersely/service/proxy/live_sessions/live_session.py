@@ -6,7 +6,7 @@ everything that the next call would otherwise work out again from a history that
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -210,6 +210,8 @@ class LiveSessions:
         self._sessions: OrderedDict[tuple[str, str], _CachedSession] = OrderedDict()
         self._by_chain: defaultdict[tuple[str, bytes], int] = defaultdict(int)
         self._by_prefix: defaultdict[tuple[str, int, bytes], list[LiveSession]] = defaultdict(list)
+        # How many of its keys have each offset.
+        self._offsets: Counter[int] = Counter()
 
     @property
     def is_on(self) -> bool:
@@ -231,12 +233,11 @@ class LiveSessions:
             held = self._sessions.get((call.tenant, call.options.session_id))
             return [held.session] if held is not None and _continues(body, held.session) else []
         found: list[LiveSession] = []
-        offset = _offset_of(len(body))
-        while offset:
-            alike = self._by_prefix.get((call.tenant, offset, body[max(0, offset - KEY_BYTES) : offset]))
-            offset >>= 1
-            if alike is not None:
-                found += [live for live in alike if _continues(body, live)]
+        for offset in self._offsets:
+            if offset <= len(body):
+                alike = self._by_prefix.get((call.tenant, offset, body[max(0, offset - KEY_BYTES) : offset]))
+                if alike is not None:
+                    found += [live for live in alike if _continues(body, live)]
         if len(found) > 1:
             found.sort(key=lambda live: live.end, reverse=True)
         return found
@@ -253,7 +254,11 @@ class LiveSessions:
             return
         self._sessions[live.tenant, live.session_id] = _CachedSession(live, size)
         if not live.is_named:
-            self._by_prefix[_key_of(live)].append(live)
+            key = _key_of(live)
+            alike = self._by_prefix[key]
+            if not alike:
+                self._offsets[key[1]] += 1
+            alike.append(live)
         self._by_chain[live.tenant, live.chain] += 1
         self._bytes += size
         while self._bytes > self._budget:
@@ -271,6 +276,9 @@ class LiveSessions:
             alike.remove(held.session)
             if not alike:
                 del self._by_prefix[key]
+                self._offsets[key[1]] -= 1
+                if not self._offsets[key[1]]:
+                    del self._offsets[key[1]]
         chain = held.session.tenant, held.session.chain
         self._by_chain[chain] -= 1
         if not self._by_chain[chain]:
@@ -280,6 +288,7 @@ class LiveSessions:
         """Keep nothing."""
         self._sessions.clear()
         self._by_prefix.clear()
+        self._offsets.clear()
         self._by_chain.clear()
         self._bytes = 0
 
