@@ -6,6 +6,7 @@ import asyncio
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -131,6 +132,41 @@ def test_an_older_database_is_taken_over_and_the_old_files_stay(old_cluster: Pat
         "cluster-18",
         f"cluster-{OLD_MAJOR}.old",
     }
+
+
+def test_the_files_of_a_killed_server_are_taken_over(old_cluster: Path, old_programs: Path) -> None:
+    """What it had only in its write-ahead log is there; also if the upgrade is killed while it renames."""
+    cluster, sockets = old_cluster / "postgres" / f"cluster-{OLD_MAJOR}", old_cluster.parent / "run"
+    options = f"-c listen_addresses= -c unix_socket_directories={sockets}"
+    run(old_programs / "pg_ctl", "-D", cluster, "-w", "-l", sockets / "log", "-o", options, "start")
+    asyncio.run(delete_half(f"postgresql://tersely@/tersely?host={sockets}"))
+    os.kill(int((cluster / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+    (cluster / "postmaster.pid").write_text("999999\n")
+    with pytest.MonkeyPatch.context() as patch:
+        renamed: list[str] = []
+
+        def rename(path: Path, target: Path) -> None:
+            if renamed:
+                raise KeyboardInterrupt
+            renamed.append(target.name)
+            path.replace(target)
+
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            upgrade_cluster(old_cluster, old_programs)
+    assert renamed == ["cluster-18"]
+    with open_embedded_postgres(old_cluster) as server:
+        assert asyncio.run(count(server.admin_dsn))[0] == 500
+
+
+async def delete_half(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            "DELETE FROM tenants WHERE tenant_id IN (SELECT tenant_id FROM tenants ORDER BY tenant_id LIMIT 500)"
+        )
+    finally:
+        await connection.close()
 
 
 def test_upgrade_with_wrong_programs_changes_nothing(old_cluster: Path, old_programs: Path) -> None:

@@ -147,7 +147,7 @@ def create_cluster(layout: Layout, *, durable: bool, has_checksums: bool = True,
     # Before the rename and without a server: a cluster under its final name always has its database.
     run_program(layout, "postgres", "--single", "-D", str(unfinished), "postgres", text=f"CREATE DATABASE {DATABASE}\n")
     unfinished.rename(layout.cluster)
-    _flush(layout.home)
+    flush(layout.home)
 
 
 def forget_dead_server(layout: Layout) -> None:
@@ -201,10 +201,11 @@ def _socket_dir(home: Path, account: SystemAccount) -> Path:
     return directory
 
 
-def run_program(layout: Layout, program: str, *arguments: str, text: str = "", cwd: Path = Path("/")) -> None:
-    """Run a program of the installation as the server's account. Raises `EmbeddedPostgresError`."""
+def run_program(layout: Layout, program: str | Path, *arguments: str, text: str = "", cwd: Path = Path("/")) -> None:
+    """Run a program of the installation, or at a path, as the server's account. Raises `EmbeddedPostgresError`."""
+    path = layout.install.program(program) if isinstance(program, str) else program
     done = subprocess.run(
-        [str(layout.install.program(program)), *arguments],
+        [str(path), *arguments],
         check=False,
         input=text,
         stdout=subprocess.PIPE,
@@ -217,7 +218,7 @@ def run_program(layout: Layout, program: str, *arguments: str, text: str = "", c
         **layout.account.popen_arguments(),
     )
     if done.returncode != 0:
-        raise EmbeddedPostgresError(f"{program} failed with status {done.returncode}: {_reason_of(done.stdout)}")
+        raise EmbeddedPostgresError(f"{path.name} failed with status {done.returncode}: {_reason_of(done.stdout)}")
 
 
 def _reason_of(output: str) -> str:
@@ -226,7 +227,7 @@ def _reason_of(output: str) -> str:
     return "; ".join(errors) or output.strip()[-2000:]
 
 
-def _flush(directory: Path) -> None:
+def flush(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,7 +11,15 @@ import subprocess
 import time
 from pathlib import Path
 
-from tersely.embedded_postgres.cluster import SUPERUSER, Layout, choose_layout, create_cluster, make_home, run_program
+from tersely.embedded_postgres.cluster import (
+    SUPERUSER,
+    Layout,
+    choose_layout,
+    create_cluster,
+    flush,
+    make_home,
+    run_program,
+)
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 from tersely.embedded_postgres.install import MAJOR
 from tersely.embedded_postgres.locks import FileLock, exclusive
@@ -68,8 +76,8 @@ def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
     work.mkdir(mode=0o700)
     layout.account.own(work)
     new = layout.cluster.with_suffix(".new")
-    (old / "postmaster.pid").unlink(missing_ok=True)  # nobody holds the cluster's lock
     try:
+        _recover(layout, old, old_programs)
         create_cluster(layout, durable=True, has_checksums=_has_checksums(layout, old), is_upgrade=True)
         run_program(
             layout,
@@ -82,13 +90,26 @@ def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
             f"--socketdir={layout.socket_dir}",
             cwd=work,
         )
-        old.rename(old.with_name(f"{old.name}.old"))
+        # First the new one: whatever ends this process, one of both has its final name, and no empty one is created.
         new.rename(layout.cluster)
+        flush(layout.home)
+        old.rename(old.with_name(f"{old.name}.old"))
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _recover(layout: Layout, old: Path, old_programs: Path) -> None:
+    """Bring the files of a server that was killed up to date: ``pg_upgrade`` takes only those of one that was stopped.
+
+    Nobody holds the cluster's lock, so whoever wrote the pid file is dead.
+    """
+    pid_file = old / "postmaster.pid"
+    if pid_file.exists():
+        pid_file.unlink()
+        run_program(layout, old_programs / "postgres", "--single", "-D", str(old), "template1")
 
 
 def _has_checksums(layout: Layout, old: Path) -> bool:
