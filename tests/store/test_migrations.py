@@ -35,6 +35,15 @@ FROZEN = {
     "0012_message_pieces.py": "c996c0cef53ade07f11c2d68acd307bd396165f7766ef041a013a0a040a23bb7",
     "0013_retention.py": "5aeccfdaece33a23663ec8dd7dd4634b9c5009ec0232fff508e0b83425ccbb29",
     "0014_narrowed_keys.py": "9489541589bc63f5ce05a6fab94567fb0705238755cd1921d251f08b693b1611",
+    "0015_calls_and_figures.py": "c0cd3af73a2c5454527b4a57334bb6278e7202beab4f436acabf16beee6f9fba",
+    "0016_limits.py": "36a11bff8f8991dc9cf5f6a73fc031cefb0d8a0d29fa38a99eb32a500ba04e97",
+    "0017_cheaper_calls.py": "545c04340e568ab24e748b83da86906e28d96ee1c93c1e930de95d36f3de7ea0",
+    "0018_calibrations.py": "1507cb84be8692b3d5b95504dad07261cb824d253294ad42d8395f7e76096cd5",
+    "0019_hosts_of_calls.py": "8921501f0303e0d15745d1b882b86ef94925bfcb990d9ed6b8c3679163694087",
+    "0020_shadows.py": "b56b43450cd0108afad8c0f9e5c18f5084546906ed727f82ff7dbff2605b895e",
+    "0021_ids_of_sessions.py": "3a4573ae8e74bc18ca5996675ef2856ef2578bcd12dd25775c13fc658ba1bcd1",
+    "0022_pinned_messages.py": "65ecdde7d33df66a47129093df303a24db2baa62262e2f452c7dcbd5aece9503",
+    "0023_conversations_of_replies.py": "817231b37ad197269a760435f0a1eb85942a6216e7de54eb93ca052130d13dc4",
 }
 
 
