@@ -135,7 +135,7 @@ def test_an_older_database_is_taken_over_and_the_old_files_stay(old_cluster: Pat
 
 
 def test_the_files_of_a_killed_server_are_taken_over(old_cluster: Path, old_programs: Path) -> None:
-    """What it had only in its write-ahead log is there; also if the upgrade is killed while it renames."""
+    """The upgrade keeps changes of the write-ahead log, also if it is killed while it renames."""
     cluster, sockets = old_cluster / "postgres" / f"cluster-{OLD_MAJOR}", old_cluster.parent / "run"
     options = f"-c listen_addresses= -c unix_socket_directories={sockets}"
     run(old_programs / "pg_ctl", "-D", cluster, "-w", "-l", sockets / "log", "-o", options, "start")
