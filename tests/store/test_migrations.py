@@ -9,6 +9,7 @@ from hashlib import sha256
 import asyncpg
 import httpx
 import pytest
+from alembic import command
 
 from tersely.store.db import migrations
 from tersely.store.db.cluster import LOCATE
@@ -197,6 +198,40 @@ async def test_readiness_names_an_older_schema(database: Database, monkeypatch: 
     await execute(database, "REVOKE SELECT ON alembic_version FROM tersely_app")
     with scripted() as model, serve(database, model.url) as service:
         assert httpx.get(f"{service.url}/readyz?strict=1").json()["schema"].startswith("unknown, older than")
+
+
+SCHEMA = """
+SELECT 'column', table_name, column_name, data_type || is_nullable || coalesce(column_default, '')
+FROM information_schema.columns WHERE table_schema = 'public'
+UNION ALL SELECT 'index', tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'
+UNION ALL SELECT 'policy', tablename, policyname, coalesce(qual, '') FROM pg_policies WHERE schemaname = 'public'
+UNION ALL SELECT 'grant', table_name, grantee, privilege_type FROM information_schema.role_table_grants
+WHERE table_schema = 'public'
+UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+WHERE connamespace = 'public'::regnamespace
+"""
+
+
+@on_one_server  # the nodes of a distributed Postgres have shards beside
+async def test_each_downgrade_takes_its_upgrade_back(empty: Database):
+    async def schema() -> set[tuple[object, ...]]:
+        connection = await asyncpg.connect(empty.admin_dsn)
+        try:
+            return {tuple(row) for row in await connection.fetch(SCHEMA)}
+        finally:
+            await connection.close()
+
+    config = migrations._config()
+    config.attributes.update(dsn=empty.dsn, known=known_revisions())
+    schemas = {}
+    for revision in known_revisions():
+        await migrate(empty.dsn, revision)
+        schemas[revision] = await schema()
+    for older in known_revisions()[-2::-1]:
+        await asyncio.to_thread(command.downgrade, config, older)
+        assert await schema() == schemas[older], older
+    await migrate(empty.dsn)
+    assert await schema() == schemas[current_revision()]
 
 
 async def test_a_service_migrates_an_older_database_by_itself(empty: Database):
