@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tersely.domain.errors import ContextTooLarge
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, HeadMessage
-from tersely.domain.history.pairing import prove_pairing
+from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
 from tersely.domain.messages import Message
-from tersely.strategies.epochs.cutting import must_stay, widest_step
+from tersely.strategies.epochs.cutting import cut_distances, must_stay
 from tersely.strategies.epochs.policies import Auto, ContinueEpoch, EveryRequest, Policy, Stride, TokenSums
 from tersely.strategies.pipeline import count_entries
 from tersely.strategies.planning import decide, surely_keeps
@@ -114,11 +114,29 @@ def test_may_need_epoch_is_false_only_where_decide_keeps_the_epoch(
             required=count_entries(must_stay(snapshot.kept, snapshot.entries)),
             steps=sum(entry.message.role == "assistant" for entry in snapshot.entries),
         )
-        widest = widest_step(snapshot.entries)
-        sure = surely_keeps(snapshot, strategy=strategy, policy=policy, sums=sums, widest=widest, now=now)
+        distances = cut_distances(snapshot.entries)
+        sure = surely_keeps(snapshot, strategy=strategy, policy=policy, sums=sums, distances=distances, now=now)
         event(f"{sure} of {len(everything) > 3}")
         if sure:
             assert decide(snapshot, strategy=strategy, policy=policy, now=now) == ContinueEpoch()
+
+
+@quick
+@given(conversations)
+def test_growing_cut_distances_are_never_too_small(batches: list[list[Message]]) -> None:
+    entries = play(batches, Full(), SMALL)[-1][0]
+    replies = [index for index, entry in enumerate(entries) if entry.message.role == "assistant"]
+    grown = cut_distances(entries[: replies[0]] if replies else entries)
+    for start, end in pairwise([*replies, len(entries)]):
+        try:
+            prove_pairing([entry.message for entry in entries[:end]])
+        except UnpairedMessages:
+            return  # such a call is no live call
+        grown = grown.with_added(entries[start:end])
+        exact = cut_distances(entries[:end])
+        assert grown.step >= exact.step
+        assert grown.turn >= exact.turn
+        assert grown.open >= exact.open
 
 
 @quick

@@ -24,7 +24,7 @@ from tersely.strategies.epochs.additions import (
     shown_prefixes,
     stays_plain,
 )
-from tersely.strategies.epochs.cutting import must_stay
+from tersely.strategies.epochs.cutting import CutDistances, must_stay
 from tersely.strategies.epochs.policies import (
     PROGRESS,
     Auto,
@@ -87,11 +87,11 @@ def decide(
 
 
 def surely_keeps(
-    snapshot: Snapshot, *, strategy: Strategy, policy: Policy, sums: TokenSums, widest: int, now: datetime
+    snapshot: Snapshot, *, strategy: Strategy, policy: Policy, sums: TokenSums, distances: CutDistances, now: datetime
 ) -> bool:
     """Return True only where `decide` keeps the epoch. Do not read the messages.
 
-    Every block that the client injected must be shown. ``widest``: see `keeps_by_sums`.
+    Every block that the client injected must be shown. ``distances``: see `keeps_by_sums`.
     """
     epoch = snapshot.epoch
     if epoch is None or snapshot.edited or snapshot.ran_out or not isinstance(strategy, Slim | Full):
@@ -103,7 +103,7 @@ def surely_keeps(
     needs = needs_of(strategy)
     if may_be_due(snapshot, policy, needs, content=epoch.head_tokens + sums.kept + sums.tail):
         return False
-    return keeps_by_sums(snapshot, policy, needs, sums=sums, widest=widest, now=now)
+    return keeps_by_sums(snapshot, policy, needs, sums=sums, distances=distances, now=now)
 
 
 class ContentSize(msgspec.Struct, frozen=True, kw_only=True):

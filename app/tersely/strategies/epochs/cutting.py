@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
@@ -86,14 +87,40 @@ def pinned_seqs(entries: Sequence[Entry]) -> frozenset[int]:
     return frozenset(seqs)
 
 
-def widest_step(entries: Sequence[Entry]) -> int:
-    """Return the most tokens between two successive places where a cut may be; the ends count as such."""
-    widest = size = 0
+class CutDistances(NamedTuple):
+    """Tokens between successive places where a cut may be, at most; the beginning counts as such a place.
+
+    ``step``: between any two of them and the end; ``turn``: between any two that begin a turn; ``open``: behind the
+    last one that begins a turn.
+    """
+
+    step: int = 0
+    turn: int = 0
+    open: int = 0
+
+    def with_added(self, added: Sequence[Entry]) -> CutDistances:
+        """Return the distances with entries behind the others: a reply, the results of its calls, and questions."""
+        step, turn, opened = 0, self.turn, self.open
+        for entry in added:
+            message = entry.message
+            if message.starts_turn and not message.results:
+                turn, opened = max(turn, opened), 0
+            opened += entry.tokens
+            step += entry.tokens
+        return CutDistances(max(self.step, step), turn, opened)
+
+
+def cut_distances(entries: Sequence[Entry]) -> CutDistances:
+    """Return the distances between the places of ``entries`` where a cut may be."""
+    step = turn = since_step = since_turn = 0
     for entry, is_safe in zip(entries, safe_cuts([entry.message for entry in entries]), strict=True):
         if is_safe and _begins_well(entry):
-            widest, size = max(widest, size), 0
-        size += entry.tokens
-    return max(widest, size)
+            step, since_step = max(step, since_step), 0
+            if entry.message.starts_turn:
+                turn, since_turn = max(turn, since_turn), 0
+        since_step += entry.tokens
+        since_turn += entry.tokens
+    return CutDistances(max(step, since_step), turn, since_turn)
 
 
 def _begins_well(entry: Entry) -> bool:

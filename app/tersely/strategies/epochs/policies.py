@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Snapshot
-from tersely.strategies.epochs.cutting import TURN_CUT_FILL, Cut, cut_to_tokens, must_stay
+from tersely.strategies.epochs.cutting import TURN_CUT_FILL, Cut, CutDistances, cut_to_tokens, must_stay
 from tersely.strategies.pipeline import count_entries
 
 Reason = Literal[
@@ -319,12 +319,11 @@ def _sums_of(snapshot: Snapshot) -> TokenSums:
 
 
 def keeps_by_sums(
-    snapshot: Snapshot, policy: Policy, needs: CutConditions, *, sums: TokenSums, widest: int, now: datetime
+    snapshot: Snapshot, policy: Policy, needs: CutConditions, *, sums: TokenSums, distances: CutDistances, now: datetime
 ) -> bool:
     """Return True only where `decide_epoch` finds no reason to cut. Do not read the messages.
 
-    The snapshot's epoch must be in force and unedited. ``widest``: at least as many tokens as stand between any two
-    successive places of the tail where a cut may be, its beginning included.
+    The snapshot's epoch must be in force and unedited. ``distances``: those of the tail, or larger ones.
     """
     if not needs.cuts:
         return True
@@ -343,7 +342,8 @@ def keeps_by_sums(
         return False
     # A cut leaves at least this much, since it leaves the longest tail that fits. The more it leaves, the less it pays.
     target = max(0, watermarks.low - head)
-    left = head + max(0, int(min(TURN_CUT_FILL * target, target - widest, sums.tail)))
+    by_turn = max(TURN_CUT_FILL * target, target - distances.turn)
+    left = head + max(0, int(min(by_turn, target - distances.step, sums.tail)))
     return not _pays(snapshot, policy, watermarks, sums, content, left)
 
 

@@ -332,12 +332,12 @@ def _keeps_epoch(
     config, snapshot = found.live.config, found.live.snapshot
     if window != snapshot.window:
         snapshot = replace(snapshot, window=window)
-    if sums.widest is not None and surely_keeps(
+    if sums.distances is not None and surely_keeps(
         snapshot,
         strategy=config.strategy,
         policy=config.policy,
         sums=TokenSums(kept=sums.kept, tail=sums.tail, required=sums.questions, steps=sums.steps),
-        widest=sums.widest,
+        distances=sums.distances,
         now=now,
     ):
         return True

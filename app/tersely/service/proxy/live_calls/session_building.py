@@ -41,7 +41,7 @@ from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredRepl
 from tersely.store.history.messages import TailRow
 from tersely.store.history.tail_cache import TailCache, row_of
 from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
-from tersely.strategies.epochs.cutting import widest_step
+from tersely.strategies.epochs.cutting import cut_distances
 from tersely.strategies.epochs.policies import EveryRequest
 from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
 from tersely.strategies.pipeline import count_entries
@@ -431,7 +431,7 @@ def _sums(head: int, kept: Sequence[Entry], tail: Sequence[Entry]) -> ContextSum
         tail=count_entries(tail),
         questions=count_entries([e for e in everything if e.turn == running and e.message.starts_turn]),
         steps=[entry.message.role for entry in tail].count("assistant"),
-        widest=None if has_pins else widest_step(tail),
+        distances=None if has_pins else cut_distances(tail),
     )
 
 

@@ -25,6 +25,7 @@ from tersely.service.proxy.call.call import Call, CallOptions
 from tersely.service.proxy.live_sessions.frames import Frame
 from tersely.store.commit.records import HistoryOwner
 from tersely.store.history.messages import TailRow
+from tersely.strategies.epochs.cutting import CutDistances
 
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
 SESSION_BYTES = 6_000
@@ -41,7 +42,7 @@ KEY_BYTES = 64
 class ContextSums(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
     ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
-    (``questions``). ``steps`` counts the replies in the tail. ``widest``: see `surely_keeps`; None: not known.
+    (``questions``). ``steps`` counts the replies in the tail. ``distances``: see `surely_keeps`; None: not known.
     """
 
     head: int
@@ -49,7 +50,7 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
     tail: int
     questions: int
     steps: int
-    widest: int | None
+    distances: CutDistances | None
 
     def with_added(self, added: Sequence[Entry], *, turn: int) -> ContextSums:
         """Return the sums with entries of a reply and what follows it; ``turn`` was the running one before them."""
@@ -63,8 +64,8 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
                 steps += 1
             elif role == "user" and entry.turn == running and entry.message.starts_turn:
                 questions += entry.tokens
-        widest = None if self.widest is None else max(self.widest, tokens)
-        return ContextSums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, widest)
+        distances = None if self.distances is None else self.distances.with_added(added)
+        return ContextSums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, distances)
 
 
 class VolatileMessage(msgspec.Struct, frozen=True, gc=False):
