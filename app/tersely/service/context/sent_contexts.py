@@ -22,6 +22,7 @@ from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
     FULL,
+    GROUPED,
     KIND,
     SAME_TOOLS,
     SHORTENED,
@@ -140,9 +141,11 @@ class KnownSessions:
 
 class Elements(msgspec.Struct, frozen=True):
     """The elements of a request, as a later request that only adds elements repeats them: the literals of the full
-    blocks, the elements behind these, and the checksum and the count of all of them. ``tools``: see `SentContext`.
+    groups and blocks, the elements behind these, and the checksum and the count of all of them. ``tools``: see
+    `SentContext`.
     """
 
+    groups: tuple[bytes, ...] = ()
     blocks: tuple[bytes, ...] = ()
     rest: tuple[SentMessage, ...] = ()
     checksum: int = 0
@@ -261,20 +264,24 @@ def _describe(
     patched: dict[tuple[int, bytes], SentMessage] = {}
     described = [*before.rest, *[_element(raw, source, new, known, literal, patched) for raw, source in added]]
     full = len(described) - len(described) % BLOCK
-    blocks = before.blocks
-    if full:
-        blocks += tuple([literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK)])
     stays, stay_added = max(0, len(described) - volatile), max(0, len(added) - volatile)
+    staying = stays - stays % BLOCK
     raws = [raw for raw, _ in added]
+    groups, blocks = before.groups, before.blocks
+    if staying:
+        groups, blocks = _with_blocks(groups, blocks, described[:staying], literal)
     elements = Elements(
-        blocks=blocks[: len(before.blocks) + stays // BLOCK],
-        rest=tuple(described[stays - stays % BLOCK : stays]),
+        groups=groups,
+        blocks=blocks,
+        rest=tuple(described[staying:stays]),
         checksum=checksum(raws[:stay_added], before.checksum),
         count=before.count + stay_added,
         tools=before.tools,
     )
+    if full > staying:
+        groups, blocks = _with_blocks(groups, blocks, described[staying:full], literal)
     sent = SentContext(
-        version=VERSION,
+        version=GROUPED if groups else VERSION,
         dialect=dialect,
         blocks=blocks,
         rest=pack(described[full:]),
@@ -284,6 +291,7 @@ def _describe(
         checksum=checksum(raws[stay_added:], elements.checksum),
         count=before.count + len(added),
         tools=before.tools,
+        groups=groups,
     )
     attributes = [Attribute(digest=digest, kind=KIND, raw=raw) for digest, raw in literals.items()]
     if packed_tools and before.tools not in known.literals:
@@ -298,6 +306,19 @@ def _describe(
         patched=patched,
         known=known,
     )
+
+
+def _with_blocks(
+    groups: tuple[bytes, ...],
+    blocks: tuple[bytes, ...],
+    added: Sequence[SentMessage],
+    literal: Callable[[bytes], bytes],
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """Return groups and blocks with those of the elements ``added``, which fill their blocks."""
+    blocks += tuple([literal(pack(added[at : at + BLOCK])) for at in range(0, len(added), BLOCK)])
+    while len(blocks) >= BLOCK:
+        groups, blocks = (*groups, literal(b"".join(blocks[:BLOCK]))), blocks[BLOCK:]
+    return groups, blocks
 
 
 def _element(

@@ -29,6 +29,7 @@ from tersely.store.history.sent_contexts import (
     SentMessage,
     checksum,
     decode,
+    split_group,
     unpack,
 )
 from tersely.store.ops import calls, stats
@@ -335,11 +336,16 @@ async def _elements(
 
     Raises `msgspec.DecodeError` for blocks that are no elements.
     """
-    wanted = [*sent.blocks, *([sent.instructions] if sent.instructions else [])]
+    wanted = [*sent.groups, *sent.blocks, *([sent.instructions] if sent.instructions else [])]
     found = await sent_contexts.literals(connection, tenant, session_id, wanted)
     if any(digest not in found for digest in wanted):
         return None
-    return [each for block in sent.blocks for each in unpack(found[block])] + unpack(sent.rest), found
+    grouped = [block for group in sent.groups for block in split_group(found[group])]
+    if grouped:
+        found |= await sent_contexts.literals(connection, tenant, session_id, grouped)
+        if any(digest not in found for digest in grouped):
+            return None
+    return [each for block in (*grouped, *sent.blocks) for each in unpack(found[block])] + unpack(sent.rest), found
 
 
 async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _RebuiltContext:

@@ -18,9 +18,14 @@ from tersely.store.db.connection import Connection
 KIND = "sent"
 TOOLS_KIND = "sent_tools"
 """The kind of literals that say which tools were sent. They quote no message."""
-BLOCK = 64
-"""Elements per block. A full block is a literal: as long as a prompt's beginning stays, calls share its blocks."""
+BLOCK = 16
+"""Elements per block, and blocks per group. Full blocks and full groups are literals: as long as a prompt's beginning
+stays, calls share them, and a call's own description stays short.
+"""
 VERSION = 1
+GROUPED = 2
+"""The version of a description with groups."""
+DIGEST_SIZE = 12
 
 FULL, SHORTENED, ADDED = 0, 1, 2
 """How an element shows its message: as it is, shortened, or as something that Tersely added."""
@@ -47,8 +52,9 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class SentContext(msgspec.Struct, frozen=True, array_like=True):
     """The description of one request.
 
-    ``blocks`` are literals of `BLOCK` elements each, ``rest`` the elements behind them, ``instructions`` the literal of
-    the instructions that stand outside of the message list. ``rounds`` are the lengths of the message lists of the
+    ``groups`` are literals of the digests of `BLOCK` blocks each, ``blocks`` the literals of the elements behind them
+    (`BLOCK` each; more in descriptions of earlier versions), ``rest`` the last elements, ``instructions`` the literal
+    of the instructions that stand outside of the message list. ``rounds`` are the lengths of the message lists of the
     requests before this one, where the reply was made in several rounds. ``checksum`` is that of all elements.
     ``tools``: `SAME_TOOLS`, or the literal of a `SentTools`; empty in descriptions of earlier versions.
     """
@@ -63,6 +69,7 @@ class SentContext(msgspec.Struct, frozen=True, array_like=True):
     checksum: int
     count: int
     tools: bytes = b""
+    groups: tuple[bytes, ...] = ()
 
 
 SAME_TOOLS = b"="
@@ -96,7 +103,7 @@ FORGET = "DELETE FROM attributes WHERE tenant_id = $1 AND session_id = $2 AND ki
 
 def digest_of(raw: bytes) -> bytes:
     """The key of a literal."""
-    return blake2b(raw, digest_size=12, person=b"sent").digest()
+    return blake2b(raw, digest_size=DIGEST_SIZE, person=b"sent").digest()
 
 
 def checksum(raws: Iterable[bytes], value: int = 0) -> int:
@@ -143,6 +150,11 @@ def unpack(packed: bytes) -> list[SentMessage]:
     return found
 
 
+def split_group(group: bytes) -> list[bytes]:
+    """Return the digests of the blocks of a group, which is these digests in a row."""
+    return [group[at : at + DIGEST_SIZE] for at in range(0, len(group), DIGEST_SIZE)]
+
+
 def pack_tools(client: bytes, sent: bytes) -> bytes:
     """Return how the tools of a request are made of the client's."""
     prefix = in_common(client, sent)
@@ -184,7 +196,7 @@ def decode(stored: bytes) -> SentContext | None:
         sent = _decoder.decode(stored)
     except msgspec.DecodeError:
         return None
-    return sent if sent.version == VERSION else None
+    return sent if sent.version in {VERSION, GROUPED} else None
 
 
 def renumber(stored: bytes, seqs: Mapping[int, int]) -> bytes:
