@@ -69,7 +69,14 @@ def render(results: dict[str, Any]) -> str:
     """The whole results page."""
     out = ["# What was measured", ""]
     out += ["Written by `make bench` and the commands below; the raw figures are in `results.json`.", ""]
-    sections = (("grid", _grid), ("speed", _speed), ("memory", _memory), ("bodies", _bodies), ("flat", _flat))
+    sections = (
+        ("grid", _grid),
+        ("speed", _speed),
+        ("memory", _memory),
+        ("bodies", _bodies),
+        ("stored", _stored),
+        ("flat", _flat),
+    )
     for section, draw in sections:
         if section in results:
             out += [*draw(results[section]), *_origin(results[section]), ""]
@@ -232,6 +239,32 @@ def _bodies(data: dict[str, Any]) -> list[str]:
         "",
         f"`TERSELY_BODY_MEMORY` is {data['budget_mib']} MiB; what does not fit gets 503 with `Retry-After`. "
         "Goals: at most the budget and 200 MiB during, at most 100 MiB more than before after.",
+        "",
+    ]
+
+
+def _stored(data: dict[str, Any]) -> list[str]:
+    head = ["messages", "count", "bytes of a message", "beside it", "goal", "search index", "goal", "largest tables"]
+    rows = [
+        [
+            r["what"],
+            f"{r['messages']:,}",
+            f"{r['raw']:.0f}",
+            f"{r['beside']:.0f}",
+            f"at most {data['goal']}",
+            f"{r['search']:.0f}",
+            f"at most {data['search_goal']}",
+            ", ".join(f"{name} {size:.0f}" for name, size in r["tables"].items()),
+        ]
+        for r in data["rows"]
+    ]
+    return [
+        "## Bytes in Postgres for each message",
+        "",
+        *_table(head, rows),
+        "Tables with their indexes, in bytes for each message; a call stores two messages, its report, and what the "
+        "model was sent. The bytes of a message are those that its client sent or saw; of a reply with a tag for "
+        "Tersely the model's own words are stored besides.",
         "",
     ]
 

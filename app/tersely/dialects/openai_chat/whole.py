@@ -8,7 +8,9 @@ from tersely.dialects.openai_chat.stream_events import string_of
 from tersely.dialects.openai_content import replace_text
 from tersely.dialects.undescribed import unread_body
 from tersely.dialects.wire import raw_json
-from tersely.domain.text.tags import TagKinds, TagStripper
+from tersely.domain.text.tags import StrippedText, TagKinds, strip_tags
+
+_NOTHING = StrippedText("")
 
 
 def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
@@ -53,35 +55,32 @@ def _split_choice(raw: bytes, position: int, tags: TagKinds) -> tuple[bytes, Rep
     text = members["message"]
     if not text.startswith(b"{"):
         raise ValueError("a message that is not an object")
-    stripper = TagStripper(tags)
-    shown = _strip_tags(text, stripper) if tags else text
+    shown, stripped = _strip_tags(text, tags) if tags else (text, _NOTHING)
     index = raw_json.load(members.get("index", b"null"))
     choice = ReplyChoice(
         index=index if isinstance(index, int) else position,
         model_message=text,
         client_message=shown,
-        terse=stripper.terse,
-        state=stripper.state,
+        terse=stripped.terse,
+        state=stripped.state,
         finish_reason=string_of(members.get("finish_reason")),
     )
     return (raw if shown is text else raw_json.join_object({**members, "message": shown})), choice
 
 
-def _strip_tags(message: bytes, stripper: TagStripper) -> bytes:
-    """Return the message for the client; the same bytes if nothing is stripped."""
+def _strip_tags(message: bytes, tags: TagKinds) -> tuple[bytes, StrippedText]:
+    """Return the message for the client, the same bytes if nothing is stripped; and its text without tags."""
     members = raw_json.split_object(message)
     content = raw_json.load(members.get("content", b"null"))
-    parts = content if isinstance(content, list) else [content]
-    texts = [text_of(part) for part in parts]
-    text = "".join(texts)
-    shown = stripper.feed(text) + stripper.close()
-    if shown == text:
-        return message
+    text = "".join(map(text_of, content)) if isinstance(content, list) else text_of(content)
+    stripped = strip_tags(text, tags)
+    if stripped.shown == text:
+        return message, stripped
     if isinstance(content, list):
-        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), shown))
+        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), stripped.shown))
     else:
-        members["content"] = raw_json.dump(shown)
-    return raw_json.join_object(members)
+        members["content"] = raw_json.dump(stripped.shown)
+    return raw_json.join_object(members), stripped
 
 
 def _error_of(body: bytes) -> bytes:

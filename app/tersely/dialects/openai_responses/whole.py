@@ -7,7 +7,6 @@ Everything else keeps its bytes. The request fields that a response repeats are 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -21,7 +20,7 @@ from tersely.dialects.openai_responses.content import as_run
 from tersely.dialects.undescribed import UNDESCRIBED, unread_body
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter
-from tersely.domain.text.tags import TagStripper
+from tersely.domain.text.tags import StrippedText, strip_tags
 
 _CHAIN = ("previous_response_id", "conversation")
 _OFFSETS = ("start_index", "end_index", "index")
@@ -61,15 +60,6 @@ def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
         unread=() if len(items) == len(listed) else unread_body(body),
     )
     return body if shown is body else raw_json.like_original(body, shown), reply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrippedText:
-    """A text as the client sees it, and the stripped tags."""
-
-    shown: str
-    terse: tuple[str, ...]
-    state: str | None
 
 
 class ResponseTagStripper:
@@ -154,9 +144,7 @@ class ResponseTagStripper:
         if known is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            stripper = TagStripper(self._tags)
-            shown = stripper.feed(text) + stripper.close()
-            known = self._known[text] = StrippedText(shown=shown, terse=stripper.terse, state=stripper.state)
+            known = self._known[text] = strip_tags(text, self._tags)
         return known
 
     def offsets(self, text: str) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tersely.domain.text.state import HEADING, StateStream
-from tersely.domain.text.terse import OPEN, TerseStream
+from tersely.domain.text.state import HEADING, StateStream, strip_state
+from tersely.domain.text.terse import OPEN, TerseStream, strip_terse
 
 
 class TagKinds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -28,6 +28,25 @@ NOTHING = TagKinds()
 
 # The kinds of tags, each with the text that begins its tags or blocks.
 MARKERS = ((OPEN, TagKinds(terse=True)), (HEADING, TagKinds(state=True)))
+
+
+class StrippedText(msgspec.Struct, frozen=True, gc=False):
+    """A text without tags, the contents of its terse tags, and its last state that is not empty."""
+
+    shown: str
+    terse: tuple[str, ...] = ()
+    state: str | None = None
+
+
+def strip_tags(text: str, tags: TagKinds) -> StrippedText:
+    """Strip the kinds in ``tags`` from a whole text, as `TagStripper` does."""
+    terse: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    if tags.terse:
+        text, terse = strip_terse(text)
+    if tags.state:
+        text, states = strip_state(text)
+    return StrippedText(text, terse, states[-1] if states else None)
 
 
 class TagStripper:

@@ -28,6 +28,9 @@ OPEN = "<terse>"
 CLOSE = "</terse>"
 MAX_TAG = 4000
 """Characters of the longest tag, its two marks included."""
+_OPEN_TO_CLOSE = re.compile(f"{OPEN}(.{{0,{MAX_TAG - len(OPEN) - len(CLOSE)}}}?){CLOSE}", re.DOTALL)
+_MAX_TRIED = 8
+"""Beginnings of tags in a text that is searched for whole tags: each may be compared with `MAX_TAG` characters."""
 _OPEN = re.compile(OPEN[0] + "".join(f"(?:\\Z|{character}" for character in OPEN[1:]) + ")" * (len(OPEN) - 1))
 
 
@@ -35,6 +38,9 @@ def strip_terse(text: str) -> tuple[str, tuple[str, ...]]:
     """Return ``text`` without its tags, and their contents: one line each, blanks collapsed, empty ones left out."""
     if OPEN not in text:
         return text, ()
+    if "`" not in text and "~~~" not in text and text.count(OPEN) <= _MAX_TRIED:  # there is no code in it
+        entries = (" ".join(tag[1].split()) for tag in _OPEN_TO_CLOSE.finditer(text))
+        return _OPEN_TO_CLOSE.sub("", text), tuple([entry for entry in entries if entry])
     stream = TerseStream()
     shown = stream.feed(text) + stream.close()
     return shown, stream.entries
