@@ -160,8 +160,8 @@ class ReplyReader(Protocol):
 class RequestReader(Protocol):
     """Reads a request body; see the dialect's ``read_request``."""
 
-    def __call__(self, body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
-        """Read a request. ``read`` replaces the dialect's ``read_message``, for callers that cache messages."""
+    def __call__(self, body: bytes) -> Request:
+        """Read a request."""
 
 
 class RequestPatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -79,21 +78,19 @@ _messages = MessageDecoder(_Message)
 _usage_decoder = msgspec.json.Decoder(_Usage)
 
 
-def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
+def read_request(body: bytes) -> Request:
     """Read a request body.
 
-    ``read`` stands in for ``read_message``. Raises ``InvalidRequest`` (``field`` names the member, where one is to
-    blame) for invalid UTF-8, malformed JSON, nesting too deep, no object, ``messages`` missing or no array, and wrong
-    types of ``model`` and ``stream``.
+    Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8, malformed JSON,
+    nesting too deep, no object, ``messages`` missing or no array, and wrong types of ``model`` and ``stream``.
     """
     request = _bodies.decode(body)
-    read = read or read_message
     messages: tuple[Message, ...] = ()
     unreadable = None
     system = bytes(request.system)
     raws = [raw_json.join_object({"system": system})] if system else []
     try:
-        messages = tuple([read(raw) for raw in (*raws, *map(bytes, request.messages))])
+        messages = tuple([read_message(raw) for raw in (*raws, *map(bytes, request.messages))])
     except InvalidRequest as error:
         unreadable = error.detail
     return Request(

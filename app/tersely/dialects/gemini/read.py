@@ -14,7 +14,7 @@ What cannot be read is the provider's to judge: the request is then ``unreadable
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -44,15 +44,15 @@ _DECLARATIONS = frozenset({"functionDeclarations", "function_declarations"})
 _MEDIA_HEAD = 80_000  # characters of base64 that suffice to read an image's size
 
 
-def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
-    """Read a request body; ``read`` replaces ``read_message``.
+def read_request(body: bytes) -> Request:
+    """Read a request body.
 
     The address contains model and streaming, so ``model`` is empty and ``stream`` False here. Raises ``InvalidRequest``
     unless the body is a JSON object in UTF-8.
     """
     members = split_body(body)
     config = _config(members)
-    messages, unreadable = _read_messages(members, read or read_message)
+    messages, unreadable = _read_messages(members)
     limit, candidates = config.get("maxOutputTokens"), config.get("candidateCount")
     return Request(
         model="",
@@ -298,13 +298,11 @@ def _takes_tools(members: Mapping[str, bytes]) -> bool:
         return False
 
 
-def _read_messages(
-    members: Mapping[str, bytes], read: Callable[[bytes], Message]
-) -> tuple[tuple[Message, ...], str | None]:
+def _read_messages(members: Mapping[str, bytes]) -> tuple[tuple[Message, ...], str | None]:
     try:
         raws = [raw_json.join_object({key: members[key]}) for key in INSTRUCTION_KEYS if _verbatim(members, key)]
         raws += [raw for raw, _ in join_runs(items(members.get("contents", b"null")))]
-        return tuple(_pair([read(raw) for raw in raws])), None
+        return tuple(_pair([read_message(raw) for raw in raws])), None
     except InvalidRequest as error:
         return (), error.detail
     except ValueError as error:

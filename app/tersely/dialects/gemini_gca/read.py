@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from tersely.dialects.dialect import Request
@@ -11,10 +9,9 @@ from tersely.dialects.gemini import read as gemini
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.members import split_body
 from tersely.domain.errors import InvalidRequest
-from tersely.domain.messages import Message
 
 
-def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
+def read_request(body: bytes) -> Request:
     """As Gemini's, with the model from the wrapping; the client's session is among the ``ids``.
 
     Raises ``InvalidRequest`` also for a ``request`` that is not an object.
@@ -27,7 +24,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
     except ValueError as error:
         raise InvalidRequest("Invalid 'request': expected an object.", field="request") from error
     return replace(
-        gemini.read_request(inner, read),
+        gemini.read_request(inner),
         model=model if isinstance(model, str) else "",
         ids={"session_id": session_id} if isinstance(session_id, str) else {},
     )

@@ -9,7 +9,6 @@ is ``unreadable``, has no messages, and goes upstream unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -119,15 +118,14 @@ _bodies = BodyDecoder(_Request)
 _messages = MessageDecoder(_Message)
 
 
-def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
+def read_request(body: bytes) -> Request:
     """Read a request body.
 
-    ``read`` stands in for ``read_message``. Raises ``InvalidRequest`` (``field`` names the member, where one is to
-    blame) for invalid UTF-8,
-    malformed JSON, nesting too deep, no object, ``messages`` missing or no array, and wrong types of
-    ``model``, ``stream``, ``stream_options`` and ``n``.
+    Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8, malformed JSON,
+    nesting too deep, no object, ``messages`` missing or no array, and wrong types of ``model``, ``stream``,
+    ``stream_options`` and ``n``.
     """
-    return _to_request(_bodies.decode(body), read or read_message)
+    return _to_request(_bodies.decode(body))
 
 
 def read_message(raw: bytes, *, default_role: str = "") -> Message:
@@ -222,11 +220,11 @@ def _is_described(key: str, value: object) -> bool:
     return bool(undescribed.readable(_read_described_reply, [raw_json.dump({key: value})]))
 
 
-def _to_request(request: _Request, read: Callable[[bytes], Message]) -> Request:
+def _to_request(request: _Request) -> Request:
     messages: tuple[Message, ...] = ()
     unreadable = None
     try:
-        messages = tuple([read(bytes(raw)) for raw in request.messages])
+        messages = tuple([read_message(bytes(raw)) for raw in request.messages])
     except InvalidRequest as error:
         unreadable = error.detail
     options = request.stream_options

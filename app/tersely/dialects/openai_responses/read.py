@@ -8,7 +8,7 @@ provider has (an ``item_reference``), and one whose reply comes later, to anothe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -77,8 +77,8 @@ _bodies = BodyDecoder(_Request)
 _usage_decoder = msgspec.json.Decoder(_Usage)
 
 
-def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
-    """Read a request body; ``read`` replaces ``read_message``.
+def read_request(body: bytes) -> Request:
+    """Read a request body.
 
     ``ids`` are the client's names of its session, including ``previous_response_id`` and ``conversation``. Raises
     ``InvalidRequest`` (``field`` names the invalid member) unless the body is a JSON object in UTF-8, and for wrong
@@ -88,7 +88,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
     messages: tuple[Message, ...] = ()
     unreadable = None
     try:
-        messages = tuple([(read or read_message)(raw) for raw in _raw_messages(request)])
+        messages = tuple([read_message(raw) for raw in _raw_messages(request)])
         unreadable = _why_incomplete(messages)
     except InvalidRequest as error:
         unreadable = error.detail

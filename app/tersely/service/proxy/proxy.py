@@ -41,7 +41,6 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import active_trace, step
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.history import History
-from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
 from tersely.service.context.sent_contexts import KnownSessions
 from tersely.service.money.prices import Prices
@@ -86,8 +85,8 @@ _log = logging.getLogger(__name__)
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one proxy. ``max_reply``, ``parse_cache`` and ``known_contexts`` (the memory for what is stored of
-    sessions' contexts) in bytes, ``heartbeat`` in seconds.
+    """Settings of one proxy. ``max_reply`` and ``known_contexts`` (the memory for what is stored of sessions'
+    contexts) in bytes, ``heartbeat`` in seconds.
 
     ``key`` is the operator's, as a header: it replaces the caller's key. ``on_ids`` is called with the ids that a
     tenant was given, where tenants share the account of that key; then all of them are stored. ``is_default``: the host
@@ -102,7 +101,6 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
     fail_open: bool = True
     heartbeat: float = 15.0
     max_reply: int = 64 * 1024 * 1024
-    parse_cache: int = 16 * 1024 * 1024
     known_contexts: int = 32 * 1024 * 1024
 
 
@@ -141,7 +139,6 @@ class Proxy:
         self._metrics = shared.metrics
         self._chat = shared.chat
         self._exchanges = shared.exchanges
-        self._parse_cache = ParseCache(dialect, config.parse_cache)
         self._prefetcher = SummaryPrefetcher(shared.summarizer)
         self._timer = CallTimer(shared.metrics, shared.monotonic)
         lookups = Lookups(shared.database, shared.writer.tails)
@@ -154,7 +151,6 @@ class Proxy:
             call_config,
             database=shared.database,
             lookups=lookups,
-            parse_cache=self._parse_cache,
             retriever=shared.retriever,
             clock=shared.clock,
             new_id=shared.new_id,
@@ -163,7 +159,6 @@ class Proxy:
             dialect,
             call_config,
             database=shared.database,
-            parse_cache=self._parse_cache,
             retriever=shared.retriever,
         )
         self._live = self._build_live_calls(lookups)
@@ -187,9 +182,7 @@ class Proxy:
             max_reply=config.max_reply,
         )
         self._forwarder = self._build_forwarder()
-        self._side_calls = SideCalls(
-            dialect=dialect, database=shared.database, parse_cache=self._parse_cache, clock=shared.clock
-        )
+        self._side_calls = SideCalls(dialect=dialect, database=shared.database, clock=shared.clock)
 
     def _build_live_calls(self, lookups: Lookups) -> LiveCalls:
         shared = self._shared
@@ -284,9 +277,7 @@ class Proxy:
         chat command, a side call, or a request that cannot be understood.
         """
         call = await with_items(call, self._dialect, self._shared.database)
-        request = await run_in_thread_if_large(
-            len(call.body), self._dialect.read_request, call.body, self._parse_cache.read
-        )
+        request = await run_in_thread_if_large(len(call.body), self._dialect.read_request, call.body)
         as_sent = request = with_address(request, call)
         if self._chat is not None:
             call, request = await run_in_thread_if_large(

@@ -9,7 +9,6 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.dialect import Dialect, Reply, Request
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.chain import summary_anchors
-from tersely.service.context.parse_cache import ParseCache
 from tersely.service.proxy.call.call import Call
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import NEWEST, IncomingHistory, hash_history
@@ -22,12 +21,9 @@ from tersely.store.ops import side_replies
 class SideCalls:
     """Remembers the replies to clients' own summary calls, for some hours."""
 
-    def __init__(
-        self, *, dialect: Dialect, database: Database, parse_cache: ParseCache, clock: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, *, dialect: Dialect, database: Database, clock: Callable[[], datetime]) -> None:
         self._dialect = dialect
         self._database = database
-        self._parse_cache = parse_cache
         self._clock = clock
 
     async def remember(self, call: Call, request: Request, reply: Reply) -> None:
@@ -39,7 +35,7 @@ class SideCalls:
         }
         if not anchors:
             return
-        incoming = hash_history(request.messages, self._parse_cache.identify)
+        incoming = hash_history(request.messages)
         client = clients.client_ids(call.header_map, request.ids)
 
         async def write(connection: Connection) -> None:

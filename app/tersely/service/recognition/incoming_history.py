@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 
@@ -165,9 +165,7 @@ def identify(message: Message) -> MessageIdentity:
     )
 
 
-def hash_history(
-    messages: Sequence[Message], identify: Callable[[Message], MessageIdentity] = identify
-) -> IncomingHistory:
+def hash_history(messages: Sequence[Message]) -> IncomingHistory:
     """Hash ``messages`` for a session lookup."""
     identities: list[MessageIdentity] = []
     chains: list[bytes] = []

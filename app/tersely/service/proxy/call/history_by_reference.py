@@ -6,7 +6,7 @@ rules as any other history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -286,9 +286,7 @@ def _chains(incoming: Sequence[MessageIdentity], referenced: ReferencedHistory, 
     return tuple(chains)
 
 
-async def fill(
-    connection: Connection, tenant: str, resolved: ResolvedHistory, dialect: Dialect, read: Callable[[bytes], Message]
-) -> ResolvedHistory:
+async def fill(connection: Connection, tenant: str, resolved: ResolvedHistory, dialect: Dialect) -> ResolvedHistory:
     """Return the history with the content of its stored messages, as the client knows them."""
     if not resolved.unfilled:
         return resolved
@@ -297,14 +295,10 @@ async def fill(
         connection, tenant, resolved.match.session_id, [placed[index].seq for index in resolved.unfilled]
     )
     size = sum(len(message.raw) for message in stored)
-    return await run_in_thread_if_large(
-        size, _filled, resolved, {message.seq: message for message in stored}, dialect, read
-    )
+    return await run_in_thread_if_large(size, _filled, resolved, {message.seq: message for message in stored}, dialect)
 
 
-def _filled(
-    resolved: ResolvedHistory, by_seq: Mapping[int, StoredMessage], dialect: Dialect, read: Callable[[bytes], Message]
-) -> ResolvedHistory:
+def _filled(resolved: ResolvedHistory, by_seq: Mapping[int, StoredMessage], dialect: Dialect) -> ResolvedHistory:
     placed = resolved.match.decision.placed
     filled = list(resolved.history.messages)
     found = ((index, by_seq.get(placed[index].seq)) for index in resolved.unfilled)
@@ -313,7 +307,7 @@ def _filled(
     for index in stored:
         shown = isolated[index]
         if len(shown) == 1:
-            filled[index] = shown[0] if shown[0].raw else _read_again(shown[0], dialect, read)
+            filled[index] = shown[0] if shown[0].raw else _read_again(shown[0], dialect)
         elif shown:  # this dialect writes them as one message
             parts = tuple(part for message in shown for part in message.parts)
             injected = tuple(block for message in shown for block in message.injected)
@@ -322,9 +316,9 @@ def _filled(
     return replace(resolved, history=replace(resolved.history, messages=tuple(filled)), unfilled=())
 
 
-def _read_again(message: Message, dialect: Dialect, read: Callable[[bytes], Message]) -> Message:
+def _read_again(message: Message, dialect: Dialect) -> Message:
     """Return the message in ``dialect``. Text from another dialect that looks like an injected block is none."""
-    written = read(dialect.write_message(with_injected_text(message)))
+    written = dialect.read_message(dialect.write_message(with_injected_text(message)))
     if written.injected == message.injected:
         return written
     return replace(written, parts=message.parts, injected=message.injected)

@@ -7,6 +7,8 @@ context built here.
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, RequestPatch
@@ -17,8 +19,8 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.context_config import ContextConfig, TokenBudget, instructions_in, offers_in
 from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import first_seq_to_load, load_history
-from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
+from tersely.service.context.stored_messages import restore_reply
 from tersely.service.proxy.call import history_by_reference
 from tersely.service.proxy.call.call_config import CallConfig
 from tersely.service.proxy.call.history_by_reference import ReferencedHistory, ResolvedHistory
@@ -38,13 +40,12 @@ class ServerSideHistory:
         config: CallConfig,
         *,
         database: Database,
-        parse_cache: ParseCache,
         retriever: Retriever,
     ) -> None:
         self._dialect = dialect
         self._config = config
         self._database = database
-        self._parse_cache = parse_cache
+        self._restore = partial(restore_reply, dialect)
         self._retriever = retriever
 
     async def match(self, incoming: IncomingCall) -> MatchedCall | ResolvedHistory | None:
@@ -132,7 +133,7 @@ class ServerSideHistory:
         )
 
     async def _fill(self, connection: Connection, tenant: str, resolved: ResolvedHistory) -> ResolvedHistory:
-        return await history_by_reference.fill(connection, tenant, resolved, self._dialect, self._parse_cache.read)
+        return await history_by_reference.fill(connection, tenant, resolved, self._dialect)
 
     async def _load(
         self, connection: Connection, incoming: IncomingCall, resolved: ResolvedHistory, config: ContextConfig
@@ -147,15 +148,14 @@ class ServerSideHistory:
             self._dialect,
             config,
             budget,
-            restore=self._parse_cache.restore,
+            restore=self._restore,
         )
 
     async def _with_past(
         self, tenant: str, resolved: ResolvedHistory, config: ContextConfig, loaded: History
     ) -> History:
-        restore = self._parse_cache.restore
         return await self._retriever.with_past(
-            tenant, resolved.match, loaded, config.strategy, resolved.history, self._dialect, restore
+            tenant, resolved.match, loaded, config.strategy, resolved.history, self._dialect, self._restore
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -13,8 +14,8 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.entries import Restore
 from tersely.service.context.history import epoch_of
 from tersely.service.context.loading import load_history, load_resent
-from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
+from tersely.service.context.stored_messages import restore_reply
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.call.call_config import CallConfig
 from tersely.service.proxy.preparing.stages import IncomingCall, MatchedCall
@@ -35,7 +36,6 @@ class SessionMatcher:
         *,
         database: Database,
         lookups: Lookups,
-        parse_cache: ParseCache,
         retriever: Retriever,
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
@@ -44,20 +44,15 @@ class SessionMatcher:
         self._config = config
         self._database = database
         self._lookups = lookups
-        self._parse_cache = parse_cache
+        self.restore: Restore = partial(restore_reply, dialect)
         self._retriever = retriever
         self._clock = clock
         self._new_id = new_id
 
     def read_whole(self, call: Call) -> tuple[Request, IncomingHistory]:
         """Read and hash the whole of a request, at once."""
-        request = with_address(self._dialect.read_request(call.body, self._parse_cache.read), call)
-        return request, hash_history(request.messages, self._parse_cache.identify)
-
-    @property
-    def restore(self) -> Restore:
-        """Put the model's own words back into a client's echo of a reply."""
-        return self._parse_cache.restore
+        request = with_address(self._dialect.read_request(call.body), call)
+        return request, hash_history(request.messages)
 
     async def read(self, call: Call, request: Request) -> IncomingCall:
         """Hash the messages of a request and collect what it says of its session."""
@@ -66,9 +61,7 @@ class SessionMatcher:
         return IncomingCall(
             call=call,
             request=request,
-            history=await run_in_thread_if_large(
-                len(call.body), hash_history, request.messages, self._parse_cache.identify
-            ),
+            history=await run_in_thread_if_large(len(call.body), hash_history, request.messages),
             hints=SessionHints(
                 session_id=call.options.session_id,
                 client=clients.client_ids(headers, request.ids),
@@ -87,7 +80,7 @@ class SessionMatcher:
         A history that continues its session at the end takes one lookup, which concurrent calls share.
         """
         call, request, history = incoming.call, incoming.request, incoming.history
-        now, restore = incoming.started, self._parse_cache.restore
+        now, restore = incoming.started, self.restore
         newest = await self._find_newest(incoming)
         match = await self._continue_newest(incoming, newest)
         if match is not None:
