@@ -87,3 +87,21 @@ async def test_a_session_that_fails_does_not_stop_the_others() -> None:
         assert sorted(tried) == ["bad", "good"]
     finally:
         await builder.close()
+
+
+@pytest.mark.parametrize("live_sessions", ["off", "256"])
+async def test_a_question_that_fills_a_page_has_it_built(
+    database: Database, monkeypatch: pytest.MonkeyPatch, live_sessions: str
+) -> None:
+    filled: list[int] = []
+    monkeypatch.setattr(PageBuilder, "schedule", lambda _self, _tenant, _session, pages: filled.append(pages))
+    # Two questions at the end: from here on questions have even numbers.
+    messages = [{"role": "assistant" if n % 2 else "user", "content": f"number{n} of the words"} for n in range(125)]
+    messages.append({"role": "user", "content": "and the next"})
+    with scripted() as model, serve(database, model.url, live_sessions=live_sessions) as service:
+        async with httpx.AsyncClient(base_url=service.base_url, timeout=60) as http:
+            for _ in range(3):
+                body = {"model": "gpt-4o", "messages": messages}
+                reply = (await http.post("/chat/completions", json=body)).raise_for_status().json()
+                messages += [reply["choices"][0]["message"], {"role": "user", "content": "go on"}]
+    assert filled == [1]

@@ -245,8 +245,10 @@ class Writer:
                 continue
             if not job.done.done():
                 job.done.set_result(result)
-            if self._on_full_pages is not None and (pages := _filled_pages(job.write, result)):
-                self._on_full_pages(tenant, session_id_of(job.write), pages)
+            if self._on_full_pages is not None:
+                parts = [(part, results[id(part)]) for part in job.write.parts if id(part) in results]
+                if pages := sum([_filled_pages(part, outcome) for part, outcome in parts]):
+                    self._on_full_pages(tenant, session_id_of(job.write), pages)
         return left
 
 
