@@ -63,13 +63,21 @@ def test_ordinary_words_and_small_numbers_are_no_identifiers(words: str) -> None
     assert [name for name in extract_identifiers(words) if name != "I/O"] == []
 
 
-def test_names_the_model_pointed_at_come_first_then_the_frequent_then_the_late() -> None:
+def test_names_the_model_pointed_at_come_first_then_the_late_then_the_frequent() -> None:
     history = place(
         user("look at early_name and often_name"),
         assistant("often_name often_name", call("1", "read", {"path": "used_name"})),
         result("1", "late_name"),
     )
-    assert [r.text for r in gather((), history)] == ["used_name", "often_name", "late_name", "early_name"]
+    assert [r.text for r in gather((), history)] == ["used_name", "late_name", "often_name", "early_name"]
+
+
+def test_paths_come_before_names_that_the_model_used() -> None:
+    history = place(
+        user("look at src/listed.py, src/app.py:42 and src/late.py"),
+        assistant(None, call("1", "run", {"x": "used_name"})),
+    )
+    assert [r.text for r in gather((), history)] == ["src/late.py", "src/listed.py", "used_name", "src/app.py:42"]
 
 
 def test_a_name_in_a_long_argument_was_not_pointed_at() -> None:

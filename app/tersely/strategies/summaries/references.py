@@ -24,9 +24,10 @@ MAX_RUN = 2 * MAX_LENGTH
 USED_WEIGHT = 3.0
 # A name in a short argument was chosen by the model; in a long argument (a written file) it only occurs.
 POINTED_LENGTH = 400
-# A path or an address can be opened again; a name in source code can be found by opening its file.
-PLACE_WEIGHT = 1.5
-MENTION_WEIGHT, MENTION_CAP = 0.5, 6
+# A path or an address can be opened again; a name in source code can be found by opening its file. Nine of ten names
+# that replayed agents point at, and that nothing but an index could show, are paths.
+PLACE_WEIGHT = 6.0
+MENTION_WEIGHT, MENTION_CAP = 0.25, 6
 RECENCY_WEIGHT = 2.0
 
 # One run of identifier characters, classified once per distinct run. Plain words, most of any text, match outside of
@@ -35,6 +36,7 @@ _RUN = re.compile(r"[A-Z]?[a-z]++[.:?]*+(?![A-Za-z0-9_~@./:#$%+=&?\-])|([A-Za-z0
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?:~|\.{1,2})?/?[\w.@+~-]+(?:/[\w.@+~-]+)+(?::\d+)*|/[\w.@+~-]{2,}|~/[\w./-]+")
 _NAME = re.compile(r"#?\$?\w+(?:[.:@-]\w+)*")
+_LINE = re.compile(r":\d+$")
 _CAMEL = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]")
 _LEADING = "=&?%+:-"
 _TRAILING = "~@./:#$%+=&?-"
@@ -177,11 +179,18 @@ def ranking(last: int) -> Callable[[Reference], tuple[float, int, str]]:
             USED_WEIGHT * reference.used_by_model
             + MENTION_WEIGHT * min(reference.mentions, MENTION_CAP)
             + RECENCY_WEIGHT * reference.last_seq / last
-            + PLACE_WEIGHT * ("/" in reference.text)
+            + PLACE_WEIGHT * _is_place(reference.text)
         )
         return (-score, -reference.last_seq, reference.text)
 
     return key
+
+
+def _is_place(name: str) -> bool:
+    """Return whether ``name`` can be opened. A line of a file (``src/app.py:42``, as compilers write) is gone when the
+    file changes; the file itself is a name of its own.
+    """
+    return "/" in name and _LINE.search(name) is None
 
 
 def visible_names(entries: Iterable[Entry], names: IdentifierCache | None = None) -> frozenset[str]:
