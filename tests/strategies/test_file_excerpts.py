@@ -5,10 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersely.domain.history.history import Entry, EpochInputs
+from tersely.domain.history.history import Entry, EpochInputs, FileExcerpt
 from tersely.domain.messages import Message
 from tersely.strategies.epochs.policies import Auto, EveryRequest
-from tersely.strategies.head.file_excerpts import LAYER, follow, open_items
+from tersely.strategies.head.file_excerpts import (
+    LAYER,
+    MAX_CARRIED,
+    MAX_CARRIED_TEXT,
+    MAX_ITEMS,
+    carry_over,
+    follow,
+    open_items,
+)
 from tersely.strategies.presets import Slim, parse_strategy, strategy_text
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import call_model, clear, load, place
@@ -30,10 +38,12 @@ def write(number: int, path: str, text: str) -> list[Message]:
     return [assistant(None, call(f"w{number}", "write", {"path": path, "content": text})), result(f"w{number}", "done")]
 
 
-def head_after_a_cut(*work: Message, files: int | None = 2_000, last: str = "y") -> str:
-    history = place(user("Begin."), *work, *[assistant("x" * 12_000), user("Go on."), assistant(last), user("Next?")])
+def head_after_a_cut(
+    *work: Message, files: int | None = 2_000, last: str = "y", high: int = 3_000, low: int = 2_400
+) -> str:
+    history = place(user("Begin."), *work, *[assistant("x" * 4 * high), user("Go on."), assistant(last), user("Next?")])
     context = call_model(
-        load(history, None), strategy=Slim(files=files), policy=Auto(high=3_000, low=2_400), material=EpochInputs()
+        load(history, None), strategy=Slim(files=files), policy=Auto(high=high, low=low), material=EpochInputs()
     )
     assert context.epoch.cut > len(work)
     return "".join(message.text for message in context.epoch.head if message.layer == LAYER and message.role == "user")
@@ -66,6 +76,83 @@ def test_of_a_long_plan_the_open_items_stand_in_the_head() -> None:
     assert "Write the parser" not in head
     assert "long chapter" not in head
     assert open_items("no list") == ""
+
+
+def test_open_items_end_with_the_heading_of_what_follows_if_it_is_near() -> None:
+    assert open_items("- [ ] One\n\n---\n\n## Next\n- [x] Done") == "- [ ] One\n\n---\n\n## Next"
+    assert open_items("- [ ] One\n\nText\n- [ ] Two\n## Next") == "- [ ] One\n...\n- [ ] Two\n## Next"
+    assert open_items("- [ ] One\n" + "Text\n" * 5 + "## Next") == "- [ ] One"
+
+
+@quick
+@given(st.lists(st.sampled_from(["- [ ] One", "* [ ] Two", "- [x] Done", "## Part", "Text", "", "..."]), max_size=20))
+def test_open_items_of_open_items_are_the_same(lines: list[str]) -> None:
+    items = open_items("\n".join(lines))
+    assert open_items(items) == items
+    assert [line for line in items.split("\n") if "[ ]" in line] == [line for line in lines if "[ ]" in line]
+
+
+def test_of_a_plan_with_too_many_items_the_next_ones_stand_in_the_head() -> None:
+    plan = "\n\n".join(f"- [ ] Work package {number} of the plan" for number in range(200))
+    head = head_after_a_cut(*write(1, "plan.md", plan), files=4_000, high=12_000, low=9_000)
+
+    assert "- [ ] Work package 0 of" in head
+    assert "- [ ] Work package 199 of" not in head
+    assert MAX_ITEMS // 2 < len(head) / 4 < MAX_ITEMS + 100
+
+
+def test_the_file_that_is_changed_most_stands_in_the_head_whole() -> None:
+    long = "\n".join(f"line {number} of the file" for number in range(400))
+    edits = [message for n in range(3) for message in edit(n, "long.py", f"line {n} of", f"changed {n} of")]
+
+    def head(*work: Message) -> str:
+        return head_after_a_cut(*work, files=4_000, high=12_000, low=9_000)
+
+    assert "line 399 of the file" in head(*write(9, "long.py", long), *edits)
+    assert "line 399 of the file" not in head(*write(9, "long.py", long))
+    assert "changed 1 of" in head(*edit(1, "a.py", "one", "changed 1 of"), *write(9, "long.py", long))
+
+
+def test_a_text_that_had_no_room_is_shown_by_a_later_epoch() -> None:
+    strategy, policy = Slim(files=600), Auto(high=3_000, low=2_400)
+    long = read(1, "early.py", "early = 1\n" * 100) + read(2, "late.py", "late = 1\n" * 150)
+    history = place(user("Begin."), *long, assistant("x" * 12_000), user("Go on."))
+    first = call_model(load(history, None), strategy=strategy, policy=policy, material=EpochInputs()).epoch
+    new = [*write(3, "late.py", "late = 2"), assistant("y" * 12_000), user("Next?")]
+    longer = place(*(e.message for e in history), *new)
+    second = call_model(load(longer, first), strategy=strategy, policy=policy, material=EpochInputs()).epoch
+
+    assert [each.path for each in first.excerpts] == ["early.py", "late.py"]
+    assert not any("early = 1" in message.text for message in first.head)
+    assert any("early = 1" in message.text for message in second.head)
+
+
+excerpts = st.builds(
+    FileExcerpt,
+    path=st.sampled_from(["a.py", "b.py", "plan.md"]),
+    turn=st.just(1),
+    seqs=st.sampled_from([(1,), (9,), (50,), (2, 7), (3, 40)]),
+    text=st.sampled_from(["one", "x" * 9_000, "y" * (MAX_CARRIED_TEXT + 1), PLAN, PLAN + "z" * MAX_CARRIED_TEXT, ""]),
+)
+
+
+@quick
+@given(st.lists(excerpts, max_size=30).map(tuple))
+def test_what_an_epoch_carries_over_is_bounded_and_settled(known: tuple[FileExcerpt, ...]) -> None:
+    carried = carry_over(known)
+
+    assert sum(len(each.text) for each in carried) <= MAX_CARRIED
+    assert all(0 < len(each.text) <= MAX_CARRIED_TEXT for each in carried)
+    assert all(each in known or each.text in open_items(PLAN) for each in carried)
+    assert carry_over(carried) == carried
+
+
+def test_texts_of_changed_files_are_carried_over_first() -> None:
+    def text(path: str, *seqs: int) -> FileExcerpt:
+        return FileExcerpt(path=path, turn=1, seqs=seqs, text="x" * 12_000)
+
+    known = (text("changed.py", 1, 2), *(text(f"read{n}.py", n) for n in range(3, 9)))
+    assert [each.path for each in carry_over(known)] == ["changed.py", *(f"read{n}.py" for n in range(5, 9))]
 
 
 def test_excerpts_are_carried_over_and_leave_with_their_messages() -> None:

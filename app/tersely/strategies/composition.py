@@ -75,7 +75,9 @@ from tersely.strategies.stages import insert_activity_log, keep_all, keep_recent
 # Log, index and summary each get at most this share of the low watermark, whatever their own limits allow.
 HEAD_SHARE = 0.25
 # Excerpts of files are what the agent works with, so they may take more.
-FILES_SHARE = 0.42
+FILES_SHARE = 0.47
+# The index has this share unless it is configured: paths come first, and hardly a name after them is needed again.
+INDEX_SHARE = 1 / 8
 LOG_LIMIT = 2_000
 SUMMARY_LIMIT = 2_000
 # More tokens than any history has: only the model's window is a limit then.
@@ -137,8 +139,11 @@ class EpochStartInputs:
         """Return the tokens of the reference index. Default: none under ``every_request``, whose contexts
         are literal.
         """
-        default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_REFERENCES
-        return self.share(default if configured is None else configured)
+        if configured is not None:
+            return self.share(configured)
+        if isinstance(self.policy, EveryRequest):
+            return 0
+        return min(DEFAULT_REFERENCES, int(self.watermarks.low * INDEX_SHARE))
 
     def files_limit(self, configured: int | None) -> int:
         """Return the tokens of excerpts of files: at most their share of the low watermark. Default: none under

@@ -12,7 +12,7 @@ from tersely.domain.text.tool_output import LEAST_SPILLED
 from tersely.strategies.epochs.policies import check_number
 
 DEFAULT_REFERENCES = 2_000
-DEFAULT_FILES = 4_000
+DEFAULT_FILES = 4_200
 MAX_REFERENCES = 100_000
 _MANY = 10_000_000
 
@@ -26,12 +26,14 @@ def _choice(default: str, *others: str) -> Any:
 
 
 def _index() -> Any:
-    """Return the tokens of the reference index. None: the policy's default, 0 under ``every_request``, else 2,000."""
+    """Return the tokens of the reference index. None: the policy's default, 0 under ``every_request``, else
+    2,000, and at most an eighth of the low watermark.
+    """
     return field(default=None, metadata={"bounds": (0, MAX_REFERENCES)})
 
 
 def _files() -> Any:
-    """Return the tokens of excerpts of files. None: the policy's default, 0 under ``every_request``, else 4,000."""
+    """Return the tokens of excerpts of files. None: the policy's default, 0 under ``every_request``, else 4,200."""
     return field(default=None, metadata={"bounds": (0, MAX_REFERENCES)})
 
 

@@ -215,8 +215,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
 
     ``is_plain``: requests show everything as the client sent it, without instructions and tools of Tersely's in front
     (`tersely.strategies.epochs.additions`). Plans of earlier releases had both from their first request on.
-    ``excerpts``: texts of files that the head shows, which later epochs carry over. ``folds_repeats``: references
-    replace repeated text in tool results (`tersely.strategies.reduction.repeats`).
+    ``excerpts``: texts of files from messages that were cut. The head shows some of them, later epochs choose again.
+    ``folds_repeats``: references replace repeated text in tool results (`tersely.strategies.reduction.repeats`).
 
     ``cleared_at``: contexts leave out everything before this sequence number, where the session was last cleared.
     ``summary_covers_to``: the carried-over summary covers messages before this sequence number (0: none is carried
