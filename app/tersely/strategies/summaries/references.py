@@ -24,8 +24,8 @@ MAX_RUN = 2 * MAX_LENGTH
 USED_WEIGHT = 3.0
 # A name in a short argument was chosen by the model; in a long argument (a written file) it only occurs.
 POINTED_LENGTH = 400
-# A path or an address can be opened again; a name in source code can be found by opening its file. Nine of ten names
-# that replayed agents point at, and that nothing but an index could show, are paths.
+# A path or an address can be opened again; a name in source code can be found by opening its file. Most names
+# that replayed agents point at, and that nothing but an index could show, are paths (docs/replay.md).
 PLACE_WEIGHT = 6.0
 MENTION_WEIGHT, MENTION_CAP = 0.25, 6
 RECENCY_WEIGHT = 2.0
