@@ -221,6 +221,31 @@ def test_a_manifest_that_is_none_is_named(tmp_path: Path, manifest: str, error: 
         read_manifest(file)
 
 
+async def test_flipped_bits_and_cuts_of_a_backup_are_found(database: Database, run: Run, tmp_path: Path):
+    file, damaged = tmp_path / "a.tgz", tmp_path / "b.tgz"
+    assert (await run(database, "keys", "create", "--tenant", "north")).returncode == 0
+    assert (await run(database, "backup", str(file))).returncode == 0
+    data, manifest = file.read_bytes(), read_manifest(file)
+    flipped = [
+        data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :] for place in range(10, len(data))
+    ]
+    refused = 0
+    for bad in flipped:
+        damaged.write_bytes(bad)
+        try:
+            # A few bits change nothing: they copy the same zeros from another place.
+            assert read_manifest(damaged) == manifest
+        except BackupError:
+            refused += 1
+    assert refused > 0.9 * len(flipped)
+    for bad in (*(data[:-length] for length in (1, 4, 8, 9, 100, len(data))), data + b"more", data + data):
+        damaged.write_bytes(bad)
+        with pytest.raises(BackupError, match="damaged or not a Tersely backup|is damaged: "):
+            read_manifest(damaged)
+    damaged.write_bytes(data + bytes(512))  # a tape or a file system may pad a file with zeros
+    assert read_manifest(damaged) == manifest
+
+
 async def test_a_backup_of_an_unknown_schema_counts_as_newer_and_is_refused(
     database: Database, run: Run, tmp_path: Path
 ):

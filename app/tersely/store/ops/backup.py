@@ -15,6 +15,7 @@ import json
 import os
 import tarfile
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
@@ -160,7 +161,7 @@ def read_manifest(path: Path) -> Manifest:
     digests: dict[str, str] = {}
     text = b""
     try:
-        with tarfile.open(path, mode="r|gz") as archive:
+        with _read_archive(path) as (packed, archive):
             for entry in archive:
                 content = archive.extractfile(entry)
                 if content is None:
@@ -169,8 +170,12 @@ def read_manifest(path: Path) -> Manifest:
                     text = content.read()
                 else:
                     digests[entry.name] = _digest(content)
+            # No digest covers the manifest. gzip's own checksum does; it is compared at the end of the file.
+            while rest := packed.read(READ_BYTES):
+                if rest.strip(b"\0"):
+                    raise BackupError(f"{path} is damaged: bytes follow the end of the archive")
         manifest = _parse(text)
-    except (tarfile.TarError, gzip.BadGzipFile, *_UNREADABLE) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, *_UNREADABLE) as error:
         raise BackupError(f"{path} is damaged or not a Tersely backup: {type(error).__name__}") from error
     expected = {member.file: member.sha256 for member in manifest.members}
     if digests != expected:
@@ -195,7 +200,7 @@ async def load_backup(dsn: str, path: Path, manifest: Manifest) -> tuple[str, ..
         members = {member.file: member for member in manifest.members}
         # A session's row comes before the rows that refer to it.
         for is_first in (True, False):
-            with tarfile.open(path, mode="r|gz") as archive:
+            with _read_archive(path) as (_, archive):
                 for entry in archive:
                     member = members.get(entry.name)
                     if member is None or (member.table == "sessions") != is_first:
@@ -307,6 +312,13 @@ async def _transaction(dsn: str, **options: Any) -> AsyncIterator[Connection]:
             yield connection
     finally:
         await connection.close()
+
+
+@contextmanager
+def _read_archive(path: Path) -> Iterator[tuple[gzip.GzipFile, tarfile.TarFile]]:
+    """Open a backup for reading. tarfile's own decompression would not compare the checksum at the file's end."""
+    with gzip.open(path) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
+        yield packed, archive
 
 
 @contextmanager
