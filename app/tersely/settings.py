@@ -33,6 +33,7 @@ from typing_extensions import override
 
 from tersely.dialects.account_routes import parse_passthrough
 from tersely.domain.errors import InvalidRequest, TerselyError
+from tersely.domain.limits import MAX_LIMIT
 from tersely.domain.tools.catalog import parse_offer
 
 OnOff = Literal["on", "off"]
@@ -41,8 +42,6 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-# The largest number that JSON readers agree on.
-MOST = 2**53
 # Settings that have members.
 NESTED = frozenset({"upstreams", "limits"})
 # MiB.
@@ -88,11 +87,11 @@ class LimitSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    requests_per_minute: int | None = Field(default=None, ge=0, le=MOST)
-    concurrent: int | None = Field(default=None, ge=0, le=MOST)
-    tokens_per_day: int | None = Field(default=None, ge=0, le=MOST)
-    money_per_month: float | None = Field(default=None, ge=0, le=MOST)
-    stored_bytes: int | None = Field(default=None, ge=0, le=MOST)
+    requests_per_minute: int | None = Field(default=None, ge=0, le=MAX_LIMIT)
+    concurrent: int | None = Field(default=None, ge=0, le=MAX_LIMIT)
+    tokens_per_day: int | None = Field(default=None, ge=0, le=MAX_LIMIT)
+    money_per_month: float | None = Field(default=None, ge=0, le=MAX_LIMIT)
+    stored_bytes: int | None = Field(default=None, ge=0, le=MAX_LIMIT)
 
 
 def check_address(value: str) -> str:

@@ -240,7 +240,7 @@ async def test_flipped_bits_and_cuts_of_a_backup_are_found(database: Database, r
     assert refused > 0.9 * len(flipped)
     for bad in (*(data[:-length] for length in (1, 4, 8, 9, 100, len(data))), data + b"more", data + data):
         damaged.write_bytes(bad)
-        with pytest.raises(BackupError, match="damaged or not a Tersely backup|is damaged: "):
+        with pytest.raises(BackupError, match="damaged"):
             read_manifest(damaged)
     damaged.write_bytes(data + bytes(512))  # a tape or a file system may pad a file with zeros
     assert read_manifest(damaged) == manifest

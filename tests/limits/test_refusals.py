@@ -16,7 +16,7 @@ from google.genai.models import Models
 
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.limits import limiter
-from tests.limits.conftest import NewTenant
+from tests.limits.conftest import NewTenant, admin
 from tests.support.http import Answered, body_of
 from tests.support.services import Worker
 from tests.support.tenants import Tenant
@@ -172,3 +172,15 @@ async def test_stored_bytes_limit_refuses_appends_until_a_deletion(worker: Worke
     async with asyncio.timeout(40):
         while (await worker.post(body_of("small"), **headers)).status == 429:
             await asyncio.sleep(0.5)
+
+
+async def test_pages_of_tenants_list_the_default_tenant_once(worker: Worker):
+    for name in ("a-tenant", "b-tenant", "default", "e-tenant"):
+        await admin(worker.http, worker.base_url, "POST", "/keys", {"tenant": name})
+    listed, after = [], ""
+    while after is not None:
+        page = await admin(worker.http, worker.base_url, "GET", f"/tenants?limit=1&after={after}")
+        listed += [each["tenant"] for each in page["items"]]
+        after = page["next"]
+    assert sorted(set(listed)) == sorted(listed)
+    assert {"a-tenant", "b-tenant", "default", "e-tenant"} <= set(listed)

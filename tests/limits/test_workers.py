@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -12,12 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tersely.cli import program as commands
+from tersely.domain.errors import TerselyError
+from tersely.server.errors import CommandError
 from tests.conftest import Database
 from tests.support.http import body_of
 from tests.support.processes import greeting, start
 from tests.support.upstreams import Model
 
 LIMIT = 120
+Invoke = Callable[..., tuple[int, str]]
 
 
 def run(*arguments: str) -> str:
@@ -76,10 +80,80 @@ async def test_limit_set_by_command_holds_over_two_workers(
         await asyncio.to_thread(process.communicate, timeout=60)
 
 
-def test_unknown_limits_and_tenants_are_told(store: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def invoke(store: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
+    """Runs a command on the store's database: its exit code, and what it printed or raised."""
     monkeypatch.setenv("DATABASE_URL", store.dsn)
     monkeypatch.setenv("TERSELY_DATA_DIR", str(tmp_path))
-    for arguments in (("nobody",), ("nobody", "--concurrent", "3"), ("two-workers", "--unset", "nonsense")):
-        done = CliRunner().invoke(commands.app, ["tenants", "limits", *arguments])
-        assert done.exit_code != 0, arguments
-        assert "Traceback" not in done.output
+
+    def run_command(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(commands.app, list(arguments))
+        if not isinstance(done.exception, SystemExit | TerselyError | CommandError | None):
+            raise done.exception
+        return done.exit_code, f"{done.output} {done.exception}"
+
+    return run_command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("limits", "nobody"), "no tenant 'nobody'"),
+        (("limits", "nobody", "--concurrent", "3"), "no tenant 'nobody'"),
+        (("limits", "default", "--unset", "nonsense"), "no limit 'nonsense'"),
+        (("limits", "default", "--tokens-per-day", "99999999999999999999"), "9007199254740992"),
+        (("limits", "default", "--money-per-month", "inf"), "9007199254740992"),
+        (("limits", "default", "--money-per-month", "nan"), "0"),
+        (("limits", "default", "--concurrent", "3", "--unset", "concurrent"), "both set and unset"),
+        (("limits", "default", "--key", "0123456789abcdef"), "at least one"),
+        (("limits", "default", "--key", "0123456789abcdef", "--concurrent", "1"), "no key"),
+        (("limits", "--concurrent", "3"), "name the tenant"),
+        (("retention", "nobody", "--days", "3"), "no tenant 'nobody'"),
+        (("retention", "nobody"), "no tenant 'nobody'"),
+        (("retention", "default", "--days", "99999999999"), "36500"),
+        (("retention", "default", "--days", "3", "--default"), "--days or --default"),
+        (("retention", "--days", "3"), "name the tenant"),
+    ],
+)
+def test_wrong_limits_and_retentions_are_refused(invoke: Invoke, arguments: tuple[str, ...], error: str) -> None:
+    code, output = invoke("tenants", *arguments)
+    assert code != 0
+    assert error in " ".join(output.split())
+
+
+def test_a_key_is_limited_only_under_its_own_tenant(invoke: Invoke) -> None:
+    keys = {name: invoke("keys", "create", "--tenant", name)[1].split("_")[1] for name in ("east", "west")}
+    code, output = invoke("tenants", "limits", "east", "--key", keys["west"], "--concurrent", "1")
+    assert (code, f"east has no key '{keys['west']}'" in output) == (1, True)
+    assert keys["west"] not in invoke("tenants", "limits", "west")[1]
+    assert invoke("tenants", "limits", "west", "--key", keys["west"], "--concurrent", "1")[0] == 0
+    assert keys["west"] in invoke("tenants", "limits", "west")[1]
+
+
+def test_retention_without_an_option_prints_it(invoke: Invoke) -> None:
+    assert invoke("keys", "create", "--tenant", "monthly")[0] == 0
+    assert "monthly: as configured." in invoke("tenants", "retention", "monthly")[1]
+    assert "monthly: 30 days." in invoke("tenants", "retention", "monthly", "--days", "30")[1]
+    assert "monthly: 30 days." in invoke("tenants", "retention", "monthly")[1]
+    assert "monthly: as configured." in invoke("tenants", "retention", "monthly", "--default")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--name", "x" * 201), "at most 200 characters"),
+        (("--client", "Claude Code"), "a client's name"),
+        (("--client", ""), "a client's name"),
+        (("--client", "x" * 33), "a client's name"),
+    ],
+)
+def test_a_key_that_nobody_could_use_is_refused(invoke: Invoke, arguments: tuple[str, ...], error: str) -> None:
+    code, output = invoke("keys", "create", "--tenant", "narrow", *arguments)
+    assert (code, error in output) == (1, True)
+    assert "narrow" not in invoke("keys", "list")[1]
+
+
+def test_forgetting_an_empty_name_is_refused_before_it_asks(invoke: Invoke) -> None:
+    for option in ("--session", "--user"):
+        code, output = invoke("forget", "--tenant", "default", option, "")
+        assert (code, "the name is empty" in output) == (2, True)

@@ -29,6 +29,7 @@ from tersely.cli.commands import (
 from tersely.cli.connection import AsJson
 from tersely.cli.printing import is_plain, print_error, print_json, print_table, print_text, show_progress
 from tersely.domain.errors import TerselyError
+from tersely.domain.limits import MAX_LIMIT
 from tersely.server.errors import CommandError
 
 if TYPE_CHECKING:
@@ -252,6 +253,8 @@ def forget(
 
     if (session is not None and user is not None) or (tenant is None and session is None and user is None):
         raise typer.BadParameter("give --tenant, --session or --user; the last two exclude each other")
+    if "" in (session, user):
+        raise typer.BadParameter("the name is empty")
     whose = tenant or "default"
     scope = f"session {session} of {whose}" if session else f"the sessions of user {user} of {whose}" if user else whose
     if not (yes or dry_run) and not typer.confirm(f"Remove everything of {scope} for good?", err=True):
@@ -267,18 +270,26 @@ def forget(
 @tenants_app.command("retention")
 def retention(
     tenant: Annotated[str | None, typer.Argument(help="The tenant. Default: list all.")] = None,
-    days: Annotated[int | None, typer.Option(help="Delete its sessions after this number of idle days.", min=1)] = None,
+    days: Annotated[
+        int | None, typer.Option(help="Delete its sessions after this number of idle days.", min=1, max=36_500)
+    ] = None,
     default: Annotated[bool, typer.Option("--default", help="Use the service's own setting again.")] = False,
 ) -> None:
     """List or set after how many idle days a tenant's sessions are deleted."""
+    from tersely.cli.commands import limits as limiting
     from tersely.cli.commands import operator as operating
 
+    if days is not None and default:
+        raise typer.BadParameter("give --days or --default")
     if tenant is None:
+        if days is not None or default:
+            raise typer.BadParameter("name the tenant")
         print_table(("tenant", "days"), list(operating.list_retentions().items()))
         return
-    if (days is None) == (not default):
-        raise typer.BadParameter("give --days or --default")
-    operating.set_retention(tenant, days)
+    if days is None and not default:
+        days = limiting.list_limits(tenant)[0].retention_days
+    else:
+        limiting.set_retention(tenant, days)
     print_text(f"{tenant}: {'as configured' if days is None else f'{days} days'}.")
 
 
@@ -286,11 +297,17 @@ def retention(
 def limits(
     tenant: Annotated[str | None, typer.Argument(help="The tenant; without it, list all.")] = None,
     key: Annotated[str | None, typer.Option(help="The id of a key: set its own limits.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests in any 60 seconds.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=0, help="Calls under way at a time.")] = None,
-    tokens_per_day: Annotated[int | None, typer.Option(min=0, help="Tokens of model calls in a day (UTC).")] = None,
-    money_per_month: Annotated[float | None, typer.Option(min=0, help="USD of model calls in a month (UTC).")] = None,
-    stored_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of stored messages.")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=0, max=MAX_LIMIT, help="Requests in any 60 seconds.")
+    ] = None,
+    concurrent: Annotated[int | None, typer.Option(min=0, max=MAX_LIMIT, help="Calls under way at a time.")] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(min=0, max=MAX_LIMIT, help="Tokens of model calls in a day (UTC).")
+    ] = None,
+    money_per_month: Annotated[
+        float | None, typer.Option(min=0, max=MAX_LIMIT, help="USD of model calls in a month (UTC).")
+    ] = None,
+    stored_bytes: Annotated[int | None, typer.Option(min=0, max=MAX_LIMIT, help="Bytes of stored messages.")] = None,
     unset: Annotated[
         list[str] | None, typer.Option(help="Name of a limit that goes back to the default; may be repeated.")
     ] = None,
@@ -312,6 +329,10 @@ def limits(
     if unknown := [name for name in unset if name not in given]:
         raise typer.BadParameter(f"there is no limit {unknown[0]!r}: {', '.join(given)}")
     given = {name: value for name, value in given.items() if value is not None}
+    if both := sorted(given.keys() & set(unset)):
+        raise typer.BadParameter(f"{both[0]} is both set and unset")
+    if key is not None and not (given or unset):
+        raise typer.BadParameter("--key sets the limits of a key: give at least one")
     if given or unset:
         if tenant is None:
             raise typer.BadParameter("name the tenant")

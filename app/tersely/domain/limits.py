@@ -23,6 +23,8 @@ LEASE = 10.0
 # Seconds after which a client may retry, if the time at which the limit allows more is unknown.
 SOON = 1.0
 STORED_AGAIN = 60.0
+# The largest limit: the largest number that JSON readers agree on.
+MAX_LIMIT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from tersely.cli.commands.operator import check_tenant, with_database
 from tersely.composition.clock import clock
+from tersely.domain.errors import NotFound
 from tersely.domain.limits import LIMIT_NAMES, Limits
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.limiter import Limiter
@@ -48,10 +49,18 @@ def set_limits(tenant: str, key_id: str | None, given: dict[str, Any], unset: li
             own = (await tenants.get(tenant)).limits
             return await tenants.set_limits(tenant, replace(own, **changes))
         key = await tenants.get_key(key_id)
+        if key.key.tenant != tenant:
+            raise NotFound(f"{tenant} has no key {key_id[:64]!r}")
         await tenants.set_key_limits(key_id, replace(key.limits, **changes))
-        return await tenants.get(key.key.tenant)
+        return await tenants.get(tenant)
 
     return _with_tenants(work)
+
+
+def set_retention(tenant: str, days: int | None) -> None:
+    """Set after how many idle days a tenant's sessions go; None: as configured. Raises `CommandError`, `NotFound`."""
+    check_tenant(tenant)
+    _with_tenants(lambda tenants: tenants.set_retention(tenant, days))
 
 
 def limit_rows(tenant: LimitedTenant) -> Rows:

@@ -124,12 +124,6 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise CommandError(f"the database refused: {type(error).__name__}: {str(error)[:200]}") from error
 
 
-def set_retention(tenant: str, days: int | None) -> None:
-    """Set after how many idle days a tenant's sessions go; None: as configured. Raises `CommandError`."""
-    check_tenant(tenant)
-    with_database(lambda database: limits.set_retention(database, tenant, days, clock()))
-
-
 def list_retentions() -> dict[str, int]:
     """Return the tenants' own retentions in days. Raises `CommandError`."""
     return with_database(limits.retentions)

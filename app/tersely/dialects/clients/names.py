@@ -32,8 +32,10 @@ _AGENTS = (
     ("anthropic/js", "anthropic-js"),
     ("google-genai-sdk/", "google-genai"),
 )
+# What a client's name can be.
+CLIENT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 # The first product of any other user agent, without its version.
-_PRODUCT = re.compile(r"([a-z0-9][a-z0-9._-]{0,31})(?:/|\Z)")
+_PRODUCT = re.compile(rf"({CLIENT_NAME.pattern})(?:/|\Z)")
 
 
 def client_name(headers: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
+from tersely.dialects.clients.names import CLIENT_NAME
 from tersely.dialects.headers import Headers
 from tersely.domain.errors import Forbidden, InvalidRequest, StoreUnavailable, Unauthorized
 from tersely.service.common.replay_tenants import is_replay_tenant
@@ -36,6 +37,8 @@ TRUST = 30.0
 CHECK_AFTER = 0.75
 CHECK_AT_LAST = 1.5
 MAX_TRUSTED = 4096
+# Characters of a key's label.
+MAX_LABEL = 200
 _KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
 
 # In order of precedence. All but the first are the headers in which providers' SDKs send their key.
@@ -287,12 +290,20 @@ def new_key(
     client: str | None = None,
 ) -> tuple[str, ApiKey]:
     """Return a new key as its owner sees it once, and as it is stored. Raises `InvalidRequest` for an
-    invalid tenant.
+    invalid tenant, label or client.
     """
     if not TENANT.fullmatch(tenant):
         raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")
     if is_replay_tenant(tenant):
         raise InvalidRequest("names that end with :replays are reserved for replayed transcripts", field="tenant")
+    if len(label) > MAX_LABEL:
+        raise InvalidRequest(f"a key's name has at most {MAX_LABEL} characters", field="name")
+    if client is not None and not CLIENT_NAME.fullmatch(client):
+        # No request could use such a key.
+        raise InvalidRequest(
+            "a client's name, as lists of calls show it, is 1 to 32 lower-case letters, digits, and . _ - (not first)",
+            field="client",
+        )
     stored = ApiKey(
         id=key_id,
         tenant=tenant,

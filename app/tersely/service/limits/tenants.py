@@ -15,7 +15,6 @@ from tersely.store.ops import keys, limits
 from tersely.store.ops.keys import ApiKey
 from tersely.store.ops.limits import LimitHolder
 
-MAX_DAYS = 36_500
 # What can be counted for a key: what is stored belongs to its tenant.
 LIMITS_OF_KEYS: tuple[LimitName, ...] = ("requests_per_minute", "concurrent", "tokens_per_day", "money_per_month")
 
@@ -74,7 +73,7 @@ class Tenants:
         found: list[tuple[str, datetime | None]] = list(await limits.list_tenants(self._database, after, limit + 1))
         following = found[limit - 1][0] if len(found) > limit else None
         found = found[:limit]
-        if not after and not any(name == DEFAULT_TENANT for name, _ in found):
+        if not after and await limits.tenant_since(self._database, DEFAULT_TENANT) is None:
             found.insert(0, (DEFAULT_TENANT, None))
         return await self._with_limits(found), following
 
