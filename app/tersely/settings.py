@@ -206,6 +206,13 @@ class Settings(BaseSettings):
         """
         return self.live_sessions_budget // 8 or SESSION_CACHE
 
+    def base_urls(self) -> list[tuple[str, str]]:
+        """Return the base URLs of all model hosts, each with the name of its setting."""
+        names = ("openai", "anthropic", "gemini", "gemini_gca", "summarizer", "embeddings")
+        own = [(f"{PREFIX}{name.upper()}_BASE_URL", getattr(self, f"{name}_base_url")) for name in names]
+        named = [(f"base_url of upstreams.{name}", host.base_url) for name, host in self.upstreams.items()]
+        return [(name, url) for name, url in own + named if url is not None]
+
     @field_validator(
         "openai_base_url",
         "anthropic_base_url",

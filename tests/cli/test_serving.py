@@ -85,6 +85,28 @@ def test_greeting_names_the_port_and_is_the_only_output(workers: str) -> None:
         process.communicate()
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "name"),
+    [
+        ("TERSELY_OPENAI_BASE_URL", "http://localhost:{port}/v1", "TERSELY_OPENAI_BASE_URL: localhost"),
+        ("TERSELY_GEMINI_GCA_BASE_URL", "http://[::1]:{port}", "TERSELY_GEMINI_GCA_BASE_URL: ::1"),
+        ("TERSELY_SUMMARIZER_BASE_URL", "http://a:b@127.0.0.1:{port}/v1", "TERSELY_SUMMARIZER_BASE_URL: 127.0.0.1"),
+        (
+            "TERSELY_UPSTREAMS",
+            '{{"mine": {{"dialect": "openai", "base_url": "http://0.0.0.0:{port}/v1"}}}}',
+            "base_url of upstreams.mine: 0.0.0.0",
+        ),
+    ],
+)
+def test_a_service_is_not_its_own_model_host(setting: str, value: str, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    process = start("--port", port, DATABASE_URL=AWAY, **{setting: value.format(port=port)})
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert errors.splitlines() == [f"tersely: {name}:{port} is this service itself: name the model host"]
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_port_in_use_is_one_line(workers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -369,6 +369,23 @@ def test_doctor_asks_a_host_whether_it_needs_a_version(
     assert any(f"set TERSELY_OPENAI_BASE_URL to {url}/v1" in each.advice for each in found) is is_doubted
 
 
+def test_doctor_names_a_host_that_is_a_tersely_service(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    with scripted() as model, serve(database, model.url) as service:
+        found = examine_with(monkeypatch, tmp_path, TERSELY_OPENAI_BASE_URL=f"{service.url}/v1")
+    (finding,) = [each for each in found if each.text.startswith("openai: ")]
+    assert (finding.state, "is a Tersely service" in finding.text) == ("warn", True)
+    assert "TERSELY_OPENAI_BASE_URL" in finding.advice
+
+
+def test_doctor_names_a_data_directory_below_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "file").touch()
+    found = examine_with(monkeypatch, tmp_path, TERSELY_DATA_DIR=str(tmp_path / "file" / "data"))
+    (finding,) = [each for each in found if each.subject == "disk"]
+    assert (finding.state, finding.text) == ("fail", f"{tmp_path / 'file'} is not a directory")
+
+
 def examine_with(monkeypatch: pytest.MonkeyPatch, directory: Path, **environment: str) -> list[Finding]:
     """The findings of `tersely doctor` with these settings, without a database."""
     monkeypatch.chdir(directory)

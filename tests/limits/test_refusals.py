@@ -177,7 +177,8 @@ async def test_stored_bytes_limit_refuses_appends_until_a_deletion(worker: Worke
 async def test_pages_of_tenants_list_the_default_tenant_once(worker: Worker):
     for name in ("a-tenant", "b-tenant", "default", "e-tenant"):
         await admin(worker.http, worker.base_url, "POST", "/keys", {"tenant": name})
-    listed, after = [], ""
+    listed: list[str] = []
+    after: str | None = ""
     while after is not None:
         page = await admin(worker.http, worker.base_url, "GET", f"/tenants?limit=1&after={after}")
         listed += [each["tenant"] for each in page["items"]]

@@ -92,6 +92,8 @@ def _serve(settings: Settings, serving: ServeOptions) -> None:
     signal.signal(signal.SIGTERM, _leave)
     _on_hangup(_leave)
     sockets = bind(serving.host, serving.port)
+    if not serving.is_scripted:
+        _check_hosts(settings, serving.host, sockets[0].getsockname()[1])
     with ExitStack() as stack, suppress(KeyboardInterrupt):
         with _progress("preparing the database"):
             url = stack.enter_context(database_of(settings))
@@ -124,6 +126,15 @@ def _progress(work: str) -> Iterator[None]:
     finally:
         is_done.set()
         thread.join()
+
+
+def _check_hosts(settings: Settings, host: str, port: int) -> None:
+    """Raise `CommandError` if a model host is this service: it would send every call to itself without an end."""
+    own = LOOPBACK | {host, "0.0.0.0", "::"}  # noqa: S104 these are compared, not bound
+    for name, address in settings.base_urls():
+        parts = urlsplit(address)
+        if parts.hostname in own and (parts.port or (443 if parts.scheme == "https" else 80)) == port:
+            raise CommandError(f"{name}: {parts.hostname}:{port} is this service itself: name the model host")
 
 
 def _limit_headers(settings: Settings) -> None:

@@ -120,6 +120,9 @@ def _disk(directory: Path) -> Finding:
     existing = next(each for each in (directory, *directory.parents) if each.exists())
     free = shutil.disk_usage(existing).free
     text = f"{free / 1024**3:,.2f} GiB free at {directory}"
+    if not existing.is_dir():
+        advice = "remove it, or set TERSELY_DATA_DIR"
+        return Finding(state="fail", subject="disk", text=f"{existing} is not a directory", advice=advice)
     if not os.access(existing, os.W_OK):
         advice = "change its owner, or set TERSELY_DATA_DIR"
         return Finding(state="fail", subject="disk", text=f"{existing} cannot be written to", advice=advice)
@@ -235,6 +238,10 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         if isinstance(answer, httpx.HTTPError):
             text = f"{address.name}: {host} cannot be reached ({type(answer).__name__})"
             advice = "check network, DNS and the base URL; unused hosts do not matter"
+            yield Finding(state="warn", subject="host", text=text, advice=advice)
+        elif "x-tersely-request-id" in answer.headers:
+            text = f"{address.name}: {host} is a Tersely service, not a model host"
+            advice = f"set {address.setting} to the model host: a service that is its own host calls itself endlessly"
             yield Finding(state="warn", subject="host", text=text, advice=advice)
         else:
             yield Finding(state="ok", subject="host", text=f"{address.name}: {host} answers")
