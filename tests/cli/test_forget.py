@@ -198,7 +198,7 @@ def form_token(page: str) -> str:
 async def test_forget_requires_a_tenant_session_or_user(run: Run):
     assert (await run("forget", "--yes"))[0] == 2
     assert (await run("forget", "--session", "a", "--user", "b", "--yes"))[0] == 2
-    assert (await run("tenants", "retention", "north"))[0] == 2
+    assert (await run("tenants", "retention", "north", "--days", "3", "--default"))[0] == 2
 
 
 async def test_forget_waits_until_the_spool_is_stored(database: Database, run: Run, tmp_path: Path):
