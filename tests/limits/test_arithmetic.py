@@ -90,3 +90,8 @@ def test_unlimited_amounts_are_granted_and_a_record_of_another_version_is_read()
     granted = grant(TotalUse(), Limits(), wanting(requests=5, tokens=7, money=2), NOON)
     assert (granted.portion.tokens, granted.portion.money) == (7, 2)
     assert TotalUse.from_json({"tokens": 3, "day": "2026-03-31", "later": 1}).at(NOON).tokens == 3
+
+
+def test_a_tenant_without_any_concurrent_call_is_not_asked_to_try_each_second() -> None:
+    assert retry_after("concurrent", TotalUse(), Limits(concurrent=1), NOON) == 1
+    assert retry_after("concurrent", TotalUse(), Limits(concurrent=0), NOON) == 60

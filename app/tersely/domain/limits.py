@@ -22,7 +22,8 @@ WINDOW = 60
 LEASE = 10.0
 # Seconds after which a client may retry, if the time at which the limit allows more is unknown.
 SOON = 1.0
-STORED_AGAIN = 60.0
+# The same where calls that end make no room: only a deletion, or another limit.
+AFTER_CHANGE = 60.0
 # The largest limit: the largest number that JSON readers agree on.
 MAX_LIMIT = 2**53
 
@@ -227,4 +228,5 @@ def retry_after(name: LimitName, use: TotalUse, limits: Limits, now: datetime) -
     if name == "money_per_month":
         first = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         return ((first + timedelta(days=32)).replace(day=1) - moment).total_seconds()
-    return STORED_AGAIN if name == "stored_bytes" else SOON
+    is_closed = name == "concurrent" and limits.concurrent == 0
+    return AFTER_CHANGE if is_closed or name == "stored_bytes" else SOON
