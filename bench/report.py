@@ -262,9 +262,9 @@ def _stored(data: dict[str, Any]) -> list[str]:
         "## Bytes in Postgres for each message",
         "",
         *_table(head, rows),
-        "Tables with their indexes, in bytes for each message; a call stores two messages, its report, and what the "
-        "model was sent. The bytes of a message are those that its client sent or saw; of a reply with a tag for "
-        "Tersely the model's own words are stored besides.",
+        "Tables with their indexes, in bytes for each message. A call stores two messages, its report and a "
+        "description of its request. The bytes of a message are those that its client sent or saw. Where Tersely took "
+        "a tag out of a reply, the reply as the model wrote it is stored too.",
         "",
     ]
 

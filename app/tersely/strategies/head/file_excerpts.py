@@ -38,7 +38,7 @@ LEAST_TEXTS = 3
 WORKING_SPAN = 60
 # So many runs of items of one text are looked at.
 MAX_RUNS = 500
-# An edit that ticks items off often names the heading of what follows: so many lines after the items are looked at.
+# An edit that ticks items off often names the next heading: it is looked for in so many lines after the items.
 LINES_TO_HEADING = 5
 # Characters that an epoch carries over in all, and of one text. Of a longer text only the open items are carried over.
 MAX_CARRIED = 60_000
