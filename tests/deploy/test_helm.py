@@ -30,7 +30,7 @@ ADDRESS = "postgresql://tersely:secret@db.example:5432/tersely"
 
 EVERYTHING: dict[str, Any] = {
     "secrets": {"DATABASE_URL": ADDRESS, "TERSELY_OPENAI_API_KEY": "sk-1"},
-    "settings": {"auth": "keys", "strategy": "slim", "fail_open": "off", "database_pool": 20},
+    "settings": {"auth": "keys", "strategy": "slim", "fail_open": "off", "database_pool": 20, "max_body": 67108864},
     "environment": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"},
     "autoscaling": {"enabled": True, "inFlightRequests": 24},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -168,6 +168,7 @@ def test_settings_and_secrets_reach_the_service(helm: Helm) -> None:
         _env_file=None, **{name.removeprefix(PREFIX).lower(): value for name, value in given.items() if PREFIX in name}
     )
     assert (read.fail_open, read.database_pool, str(read.data_dir)) == ("off", 20, "/var/lib/tersely")
+    assert given["TERSELY_MAX_BODY"] == "67108864", "not 6.7108864e+07"
     existing = helm.render(EXISTING)
     assert container(existing)["envFrom"] == [{"secretRef": {"name": "postgres"}}]
     assert all(each["kind"] != "Secret" for each in existing)
