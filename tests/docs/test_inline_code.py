@@ -8,8 +8,8 @@ import re
 import pytest
 from typer.exceptions import TyperException
 
-from tersely.service.common.metrics import Metrics
-from tersely.settings import Settings
+from tersely.service.common.metrics import TABLE, Metrics
+from tersely.settings import OF_COMPOSE, Settings
 from tests.docs.pages import NAMES, ROOT, prose, read
 from tests.docs.test_code_blocks import COMMAND_VARIABLES, parse_tersely
 
@@ -23,7 +23,7 @@ ENDPOINTS = json.loads(read("openapi/openapi.json"))["paths"]
 
 def metric_names() -> set[str]:
     """Return the names of all metrics, as Prometheus shows them."""
-    text = Metrics().render().decode()
+    text = Metrics(data_dir=ROOT).render().decode()
     return set(re.findall(r"(?m)^# TYPE (\w+)", text)) | set(re.findall(r"(?m)^(tersely_\w+)", text))
 
 
@@ -45,7 +45,7 @@ def test_commands_in_prose_can_be_parsed(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_in_prose_exist(name: str) -> None:
-    known = {f"TERSELY_{field.upper()}" for field in Settings.model_fields} | COMMAND_VARIABLES
+    known = {f"TERSELY_{field.upper()}" for field in Settings.model_fields} | COMMAND_VARIABLES | OF_COMPOSE
     named = {found for code in CODE[name] for found in re.findall(r"\bTERSELY_[A-Z_]+(?!\w|\*)", code)}
     assert {each for each in named if not each.endswith("_")} - known == set()
 
@@ -55,6 +55,11 @@ def test_metrics_in_prose_exist(name: str) -> None:
     named = {found for code in CODE[name] for found in re.findall(r"^(tersely_\w+)", code)}
     exported = metric_names()
     assert {each for each in named if each not in exported and f"{each}_total" not in exported} == set()
+
+
+def test_observe_page_lists_every_metric() -> None:
+    text = read("docs/observe.md")
+    assert [spec.name for spec in TABLE.values() if f"| `{spec.name}` |" not in text] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
