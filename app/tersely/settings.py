@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from tersely.dialects.account_routes import parse_passthrough
 from tersely.domain.errors import InvalidRequest, TerselyError
-from tersely.domain.limits import MAX_LIMIT
+from tersely.domain.limits import MAX_DAYS, MAX_LIMIT
 from tersely.domain.tools.catalog import parse_offer
 
 OnOff = Literal["on", "off"]
@@ -145,7 +145,7 @@ class Settings(BaseSettings):
 
     live_sessions: str = "256"
 
-    cleanup_days: int | None = Field(default=None, ge=1, le=36_500)
+    cleanup_days: int | None = Field(default=None, ge=1, le=MAX_DAYS)
 
     summarizer_model: str | None = None
     summarizer_base_url: str | None = None

@@ -82,7 +82,7 @@ async def test_limit_set_by_command_holds_over_two_workers(
 
 @pytest.fixture
 def invoke(store: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
-    """Runs a command on the store's database: its exit code, and what it printed or raised."""
+    """Return a function that runs a command on the store's database, and returns its exit code and its output."""
     monkeypatch.setenv("DATABASE_URL", store.dsn)
     monkeypatch.setenv("TERSELY_DATA_DIR", str(tmp_path))
 

@@ -29,7 +29,7 @@ from tersely.cli.commands import (
 from tersely.cli.connection import AsJson
 from tersely.cli.printing import is_plain, print_error, print_json, print_table, print_text, show_progress
 from tersely.domain.errors import TerselyError
-from tersely.domain.limits import MAX_LIMIT
+from tersely.domain.limits import MAX_DAYS, MAX_LIMIT
 from tersely.server.errors import CommandError
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _print_backup(done: str, manifest: Manifest, *, as_json: bool) -> None:
 def cleanup(
     days: Annotated[
         int | None,
-        typer.Option(help="Number of idle days. Default: as configured.", min=0, max=36_500),
+        typer.Option(help="Number of idle days. Default: as configured.", min=0, max=MAX_DAYS),
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's sessions.")] = None,
     as_json: AsJson = False,
@@ -271,7 +271,7 @@ def forget(
 def retention(
     tenant: Annotated[str | None, typer.Argument(help="The tenant. Default: list all.")] = None,
     days: Annotated[
-        int | None, typer.Option(help="Delete its sessions after this number of idle days.", min=1, max=36_500)
+        int | None, typer.Option(help="Delete its sessions after this number of idle days.", min=1, max=MAX_DAYS)
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="Use the service's own setting again.")] = False,
 ) -> None:
@@ -391,7 +391,7 @@ def create_key(
         Literal["read", "proxy"] | None,
         typer.Option(help="`read`: only read over REST; `proxy`: only call models. Default: everything."),
     ] = None,
-    days: Annotated[int | None, typer.Option(help="Days after which the key expires.", min=1, max=36_500)] = None,
+    days: Annotated[int | None, typer.Option(help="Days after which the key expires.", min=1, max=MAX_DAYS)] = None,
     client: Annotated[
         str | None, typer.Option(help="Only this client may use it, by its name in lists of calls: claude-code, codex.")
     ] = None,

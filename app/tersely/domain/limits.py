@@ -26,6 +26,8 @@ SOON = 1.0
 AFTER_CHANGE = 60.0
 # The largest limit: the largest number that JSON readers agree on.
 MAX_LIMIT = 2**53
+# Days: the longest retention, and the longest life of a key.
+MAX_DAYS = 36_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from tersely.console.pages import link
 from tersely.console.router import PageRequest
 from tersely.console.views.base import PAGE, ViewGroup, redirect
 from tersely.domain.errors import InvalidRequest, StoreUnavailable
-from tersely.domain.limits import Limits
+from tersely.domain.limits import MAX_DAYS, Limits
 from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.service.limits.tenants import LimitedTenant
 
@@ -46,7 +46,7 @@ class OperatorPages(ViewGroup):
 
     async def make_key(self, page: PageRequest) -> Response:
         """Make a key; it is shown this once."""
-        days = page.number("days", most=36_500)
+        days = page.number("days", most=MAX_DAYS)
         text, _ = await self._services.tenants.create_key(
             page.get("tenant").strip(), page.get("label").strip(), scope=page.get("scope") or None, days=days or None
         )

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tersely.api.rest.schemas.common import MAX_SEQ, Body
-
-MAX_DAYS = 36_500
+from tersely.domain.limits import MAX_DAYS
 
 
 class NewTenant(Body):
