@@ -39,8 +39,12 @@ class Api:
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Any:
         """POST JSON; the answer as JSON. Anything but 2xx ends the run."""
+        return self.send("POST", path, body, headers)
+
+    def send(self, method: str, path: str, body: object, headers: dict[str, str] | None = None) -> Any:
+        """Send JSON; the answer as JSON. Anything but 2xx ends the run."""
         data = json.dumps(body).encode()
-        self.http.request("POST", path, data, {"content-type": "application/json"} | (headers or {}))
+        self.http.request(method, path, data, {"content-type": "application/json"} | (headers or {}))
         answer = self.http.getresponse()
         text = answer.read()
         if answer.status // 100 != 2:
@@ -119,6 +123,11 @@ def compare(what: str, call: Callable[[str], object], rounds: int) -> dict[str, 
     return row
 
 
+def set_epoch(api: Api, session: str, epoch: str | None) -> None:
+    """Set the epoch policy of a session; None restores the default."""
+    api.send("PATCH", f"/api/sessions/{session}", {"epoch": epoch})
+
+
 def search_row(api: Api, rounds: int) -> dict[str, Any]:
     """A rare word in the long session, cold once and then warm."""
 
@@ -174,7 +183,12 @@ def measure(api: Api, long: int, rounds: int) -> dict[str, Any]:
     rows.append(compare("call through the proxy, new message only", lambda s: delta(api, s, counter), rounds))
     rows.append(compare("context", lambda s: build(api, s), rounds))
     every = {"strategy": {"name": "slim"}, "epoch": "every_request"}
-    rows.append(compare("context, a new epoch each time", lambda s: build(api, s, **every), rounds))
+    rows.append(compare("context under another epoch policy, planned anew", lambda s: build(api, s, **every), rounds))
+    for session in ("short", "long"):
+        set_epoch(api, session, "every_request")
+    rows.append(compare("call that starts an epoch, as each does", lambda s: delta(api, s, counter), rounds))
+    for session in ("short", "long"):
+        set_epoch(api, session, None)
     rows.append(search_row(api, rounds))
     sizes = f"At the end the short session's context is {context_size(api, 'short')}, the long one's "
     note = f"{sizes}{context_size(api, 'long')}. Medians of {rounds}, over HTTP, one connection."
