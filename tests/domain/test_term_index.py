@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tersely.domain.search.term_index import (
     MAX_TIMES,
     SHIFT,
+    WHOLE_PAGE,
     TermIndex,
     make_page,
     merge_pages,
@@ -70,6 +71,21 @@ def test_postings_that_were_read_grow_with_later_pages(
     index.add(make_page(len(listed), later))
 
     assert contents(index) == counted([*listed, *later])
+
+
+@given(st.lists(st.sampled_from([1, 5, WHOLE_PAGE, WHOLE_PAGE + 3]), max_size=5))
+def test_small_and_whole_pages_keep_the_order_of_their_documents(sizes: list[int]) -> None:
+    listed = [["a", *"bcde"[: number % 5]] for number in range(sum(sizes))]
+    index = TermIndex()
+    for size in sizes:
+        first = len(index.lengths)
+        index.add(make_page(first, listed[first : first + size]))
+
+    assert contents(index) == counted(listed)
+    assert set(index.postings) == set(counted(listed))
+    for term in index.postings:
+        numbers = [posting >> SHIFT for posting in index.postings[term]]
+        assert numbers == sorted(counted(listed)[term])
 
 
 @given(documents)

@@ -57,10 +57,11 @@ def topic_starts(corpus: Corpus) -> list[int]:
 def _bonds(corpus: Corpus) -> list[float]:
     """Return for each pair of neighbouring messages the weight of the terms that occur before and soon after it."""
     total = len(corpus.lengths)
-    rare = [term for term, found in corpus.postings.items() if 1 < len(found) <= max(2, COMMON * total)]
+    most = max(2, COMMON * total)
+    rare = {term: found for term, found in corpus.postings.items() if 1 < len(found) <= most}
     changes = [0.0] * (total + 1)
-    for term, weight in idf_weights(rare, corpus).items():
-        for one, other in pairwise(posting >> SHIFT for posting in corpus.postings[term]):
+    for term, weight in idf_weights(rare, Corpus(lengths=corpus.lengths, postings=rare)).items():
+        for one, other in pairwise(posting >> SHIFT for posting in rare[term]):
             if other - one <= REACH:
                 changes[one + 1] += weight
                 changes[other + 1] -= weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from typing_extensions import override
@@ -17,7 +17,9 @@ from typing_extensions import override
 SHIFT = 6
 MAX_TIMES = (1 << SHIFT) - 1
 MAX_DOCUMENTS = 1 << (32 - SHIFT)
-# Approximate bytes of a term besides its postings.
+# Pages of so many documents are kept as they are.
+WHOLE_PAGE = 128
+# Approximate bytes of a term in a page, besides its postings.
 _TERM_BYTES = 200
 
 
@@ -71,40 +73,58 @@ def read_page(stored: bytes) -> TermPage:
 class Postings(Mapping[str, Sequence[int]]):
     """The postings of each term, in the order of the documents.
 
-    They are kept as the pages have them, and joined when a term is first asked for: a search asks for few terms.
+    They are kept as the pages have them, and joined whenever a term is asked for: a search asks for few terms. What is
+    added in small pieces is joined at once, so that there are few pages.
     """
 
-    __slots__ = ("_added", "_joined")
+    __slots__ = ("_newest", "_pages")
 
     def __init__(self) -> None:
-        self._added: dict[str, list[bytes]] = {}
-        self._joined: dict[str, array[int]] = {}
+        self._pages: list[Mapping[str, bytes | bytearray]] = []
+        self._newest: dict[str, bytearray] = {}
 
-    def add(self, postings: Mapping[str, bytes]) -> None:
-        """Add the postings of later documents: for each term unsigned 32-bit numbers."""
-        added = self._added
-        for term, found in postings.items():
-            if term in added:
-                added[term].append(found)
-            else:
-                added[term] = [found]
+    def add(self, postings: Mapping[str, bytes], *, documents: int) -> None:
+        """Add the postings of so many later documents: for each term unsigned 32-bit numbers."""
+        if documents >= WHOLE_PAGE:
+            if self._newest:
+                self._pages.append(self._newest)
+                self._newest = {}
+            self._pages.append(postings)
+        else:
+            _extend(self._newest, postings)
+
+    @override
+    def items(self) -> ItemsView[str, Sequence[int]]:
+        joined: dict[str, bytearray] = {}
+        for page in (*self._pages, self._newest):
+            _extend(joined, page)
+        return {term: array("I", bytes(found)) for term, found in joined.items()}.items()
 
     @override
     def __getitem__(self, term: str) -> Sequence[int]:
-        added = self._added[term]
-        if added:
-            known = self._joined.setdefault(term, array("I"))
-            known.frombytes(b"".join(added))
-            added.clear()
-        return self._joined[term]
+        joined = array("I")
+        for page in (*self._pages, self._newest):
+            if found := page.get(term):
+                joined.frombytes(found)
+        if not joined:
+            raise KeyError(term)
+        return joined
 
     @override
     def __iter__(self) -> Iterator[str]:
-        return iter(self._added)
+        return iter(set().union(*self._pages, self._newest))
 
     @override
     def __len__(self) -> int:
-        return len(self._added)
+        return len(set().union(*self._pages, self._newest))
+
+
+def _extend(joined: dict[str, bytearray], page: Mapping[str, bytes | bytearray]) -> None:
+    for term, found in page.items():
+        if term in joined:
+            joined[term] += found
+        else:
+            joined[term] = bytearray(found)
 
 
 class TermIndex:
@@ -138,10 +158,9 @@ class TermIndex:
             postings = {term: postings[term] for term in postings.keys() & self._only}
         if page.first < have:
             postings = _from_document(postings, have)
-        terms = len(self.postings)
-        self.postings.add(postings)
-        self.size += sum(map(len, postings.values())) + _TERM_BYTES * (len(self.postings) - terms)
-        self.size += 4 * (len(self.lengths) - have)
+        added = len(self.lengths) - have
+        self.postings.add(postings, documents=added)
+        self.size += sum(map(len, postings.values())) + _TERM_BYTES * len(postings) + 4 * added
 
 
 def _from_document(postings: Mapping[str, bytes], first: int) -> dict[str, bytes]:
