@@ -435,8 +435,8 @@ def test_split_reply():
     )
     sent, reply = split_reply(body, ClientView(tags=TERSE))
     assert sent == (
-        b'{"id":"msg","model":"m","content":[{"type":"thinking","thinking":"","signature":"s"},'
-        b'{"text":"a","type":"text","n":1.0}],"stop_reason":"max_tokens","usage":{"output_tokens": 1},"x":1.0}'
+        b'{"id":"msg","model":"m", "content" : [{"type":"thinking","thinking":"","signature":"s"},'
+        b'{"text":"a","type":"text","n":1.0}],"stop_reason":"max_tokens","usage":{"output_tokens": 1}, "x":1.0}'
     )
     (choice,) = reply.choices
     assert choice.terse == ("x", "y")

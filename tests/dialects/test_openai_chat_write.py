@@ -138,7 +138,7 @@ def test_a_reply_as_input_keeps_the_bytes_of_its_members():
         (
             b'{"role":"assistant", "content":"a","x":1.0}',
             "a<terse>b</terse>",
-            b'{"role":"assistant","content":"a<terse>b</terse>","x":1.0}',
+            b'{"role":"assistant", "content":"a<terse>b</terse>","x":1.0}',
         ),
         (
             b'{"role":"assistant","content":[{"type":"text","text":"a","cache_control":{}},{"type":"text","text":"c"}]}',

@@ -35,6 +35,33 @@ def test_items_keep_their_bytes(value: list[object], indent: int | None):
     assert repr(raw_json.load(raw_json.join_array(items))) == repr(value)
 
 
+@given(
+    st.dictionaries(st.sampled_from("abc"), JSON, min_size=1), st.sampled_from("abcd"), JSON, st.sampled_from([None, 1])
+)
+def test_a_member_gets_another_value(value: dict[str, object], name: str, other: object, indent: int | None):
+    raw = json.dumps(value, indent=indent).encode()
+    changed = raw_json.with_member(raw, raw_json.split_object(raw), name, json.dumps(other).encode())
+    assert repr(json.loads(changed)) == repr({**json.loads(raw), name: other})
+
+
+@given(st.lists(JSON, max_size=5), st.lists(st.none() | JSON, min_size=5, max_size=5), st.sampled_from([None, 1]))
+def test_items_get_other_values(value: list[object], others: list[object], indent: int | None):
+    raw = json.dumps(value, indent=indent).encode()
+    items = raw_json.split_array(raw)
+    changed = [
+        item if other is None else json.dumps(other).encode() for item, other in zip(items, others, strict=False)
+    ]
+    expected = [old if other is None else other for old, other in zip(value, others, strict=False)]
+    assert repr(json.loads(raw_json.with_items(raw, items, changed))) == repr(expected)
+
+
+def test_a_value_is_replaced_where_it_stands():
+    raw = b'{ "a" : "x", "b" : ["y" , "z"] }'
+    members = raw_json.split_object(raw)
+    assert raw_json.with_member(raw, members, "a", b'"w"') == b'{ "a" : "w", "b" : ["y" , "z"] }'
+    assert raw_json.with_items(members["b"], [b'"y"', b'"z"'], [b'"y"', b"1"]) == b'["y" , 1]'
+
+
 @pytest.mark.parametrize(
     ("raw", "members"),
     [

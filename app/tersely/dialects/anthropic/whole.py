@@ -42,7 +42,7 @@ def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
     if choice.client_message is choice.model_message:
         return body, reply
     shown = raw_json.split_object(choice.client_message)["content"]
-    return raw_json.like_original(body, raw_json.join_object({**members, "content": shown})), reply
+    return raw_json.like_original(body, raw_json.with_member(body, members, "content", shown)), reply
 
 
 def _whole_block(raw: bytes, tags: TagKinds) -> GrowingBlock:

@@ -26,10 +26,11 @@ def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
         error = _error_of(body)
         return body, Reply(error=error, unread=() if error else unread_body(body))
     choices: list[ReplyChoice] = []
+    shown_choices = [*raw_choices]
     is_understood = True
     for index, raw in enumerate(raw_choices):
         try:
-            raw_choices[index], choice = _split_choice(raw, index, view.tags)
+            shown_choices[index], choice = _split_choice(raw, index, view.tags)
         except (ValueError, KeyError):
             is_understood = False
             continue
@@ -46,8 +47,8 @@ def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
     )
     if not any(choice.client_message is not choice.model_message for choice in choices):
         return body, reply
-    shown = raw_json.join_object({**members, "choices": raw_json.join_array(raw_choices)})
-    return raw_json.like_original(body, shown), reply
+    shown = raw_json.with_items(members["choices"], raw_choices, shown_choices)
+    return raw_json.like_original(body, raw_json.with_member(body, members, "choices", shown)), reply
 
 
 def _split_choice(raw: bytes, position: int, tags: TagKinds) -> tuple[bytes, ReplyChoice]:
@@ -65,7 +66,7 @@ def _split_choice(raw: bytes, position: int, tags: TagKinds) -> tuple[bytes, Rep
         state=stripped.state,
         finish_reason=string_of(members.get("finish_reason")),
     )
-    return (raw if shown is text else raw_json.join_object({**members, "message": shown})), choice
+    return (raw if shown is text else raw_json.with_member(raw, members, "message", shown)), choice
 
 
 def _strip_tags(message: bytes, tags: TagKinds) -> tuple[bytes, StrippedText]:
@@ -77,10 +78,10 @@ def _strip_tags(message: bytes, tags: TagKinds) -> tuple[bytes, StrippedText]:
     if stripped.shown == text:
         return message, stripped
     if isinstance(content, list):
-        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), stripped.shown))
+        shown = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), stripped.shown))
     else:
-        members["content"] = raw_json.dump(stripped.shown)
-    return raw_json.join_object(members), stripped
+        shown = raw_json.dump(stripped.shown)
+    return raw_json.with_member(message, members, "content", shown), stripped
 
 
 def _error_of(body: bytes) -> bytes:

@@ -155,8 +155,8 @@ def with_text(raw: bytes, text: str | None) -> bytes:
     Where the echo's content is a list, the first text part takes the text and other text parts go.
     """
     members = raw_json.split_object(raw)
-    members["content"] = with_words(members.get("content", b"null"), text)
-    return raw_json.join_object(members)
+    words = with_words(members.get("content", b"null"), text)
+    return raw_json.with_member(raw, members, "content", words)
 
 
 def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:

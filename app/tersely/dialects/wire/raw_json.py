@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, AnyStr
 
@@ -93,6 +93,26 @@ def split_array(raw: bytes) -> list[bytes]:
 def join_object(members: dict[str, bytes]) -> bytes:
     """Return the inverse of ``split_object``."""
     return b"{" + b",".join([_key(key) + value for key, value in members.items()]) + b"}"
+
+
+def with_member(raw: bytes, members: Mapping[str, bytes], name: str, value: bytes) -> bytes:
+    """Return the object ``raw``, which has ``members``, with another value of one of them. Where the old value stands
+    nowhere else in ``raw``, all other bytes stay.
+    """
+    old = members.get(name, b"")
+    if old and raw.count(old) == 1:
+        return raw.replace(old, value)
+    return join_object({**members, name: value})
+
+
+def with_items(raw: bytes, items: list[bytes], changed: list[bytes]) -> bytes:
+    """Return the array ``raw``, which has ``items``, with ``changed`` ones in their places; as `with_member`."""
+    for old, new in zip(items, changed, strict=True):
+        if old is not new:
+            if raw.count(old) != 1:
+                return join_array(changed)
+            raw = raw.replace(old, new)
+    return raw
 
 
 def like_original(before: bytes, after: bytes) -> bytes:
