@@ -25,16 +25,18 @@ STYLES = st.sampled_from(({}, {"separators": (",", ":")}, {"indent": 2}, {"ensur
     new=st.lists(VALUES, min_size=1, max_size=4),
     style=STYLES,
     is_first=st.booleans(),
+    is_nested=st.booleans(),
 )
 def test_array_member_splits_a_body_where_the_next_one_grows(
-    before: dict[str, Any], known: list[Any], new: list[Any], style: dict[str, Any], is_first: bool
+    before: dict[str, Any], known: list[Any], new: list[Any], style: dict[str, Any], is_first: bool, is_nested: bool
 ) -> None:
     def body(messages: list[Any]) -> bytes:
         members = {"messages": messages, **before} if is_first else {**before, "messages": messages}
-        return json.dumps(members, **style).encode(errors="surrogatepass")
+        whole = {"user": "u", **before, "request": members, "messages": [1]} if is_nested else members
+        return json.dumps(whole, **style).encode(errors="surrogatepass")
 
     first, second = body(known), body(known + new)
-    end = find_array_end(first, "messages")
+    end = find_array_end(first, ("request", "messages") if is_nested else ("messages",))
     assert end is not None
     prefix, suffix = first[:end], first[end:]
     assert second.startswith(prefix)
@@ -59,7 +61,21 @@ def test_array_member_splits_a_body_where_the_next_one_grows(
     ],
 )
 def test_array_member_leaves_other_bodies_to_their_reader(body: bytes) -> None:
-    assert find_array_end(body, "messages") is None
+    assert find_array_end(body, ("messages",)) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[1]}',
+        b'{"request":[1]}',
+        b'{"request":{"messages":[]}}',
+        b'{"request":{"messages":[1],"messages":[2]}}',
+        b'{"request":{"messages":[1]},"request":{"messages":[2]}}',
+    ],
+)
+def test_a_nested_array_is_named_once(body: bytes) -> None:
+    assert find_array_end(body, ("request", "messages")) is None
 
 
 @pytest.mark.parametrize(

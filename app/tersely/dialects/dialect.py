@@ -271,12 +271,12 @@ def _nothing(_: Sequence[bytes]) -> Sequence[Message]:
 class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
     """The array in which the history of a request stands, for requests that only append to an earlier one.
 
-    ``name`` is the member's; without one, requests are always read whole. ``read`` reads the elements behind those of
-    the earlier request, of which the first ones repeat its reply; it raises ``InvalidRequest`` where they are not
-    written as they came. ``elements`` are those that a message is written as.
+    ``path`` names the members that lead to it; without one, requests are always read whole. ``read`` reads the
+    elements behind those of the earlier request, of which the first ones repeat its reply; it raises
+    ``InvalidRequest`` where they are not written as they came. ``elements`` are those that a message is written as.
     """
 
-    name: str = ""
+    path: tuple[str, ...] = ()
     read: Callable[[Sequence[bytes]], Sequence[Message]] = _nothing
     elements: Callable[[bytes], Sequence[bytes]] = _itself
 

@@ -47,7 +47,9 @@ PATHS = {
     "openai_responses": "/v1/responses",
     "anthropic": "/v1/messages",
     "gemini": "",
+    "gemini_gca": "",
 }
+GEMINI = {"gemini": f"/v1beta/models/{MODEL}", "gemini_gca": "/v1internal"}
 UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
 WORDS = re.findall(
     r"\w+",
@@ -152,8 +154,8 @@ class Talk:
 
     def path_of(self, *, stream: bool) -> str:
         """The address of a call: Gemini's says whether the reply is streamed."""
-        if self.dialect == "gemini":
-            return f"/v1beta/models/{MODEL}:" + ("streamGenerateContent?alt=sse" if stream else "generateContent")
+        if self.dialect in GEMINI:
+            return f"{GEMINI[self.dialect]}:" + ("streamGenerateContent?alt=sse" if stream else "generateContent")
         return self.path
 
     @property
@@ -169,11 +171,17 @@ class Talk:
             beside |= {"tools": [{"type": "function", **tool["function"]} for tool in self.tools]} if self.tools else {}
             beside |= {"stream": True} if stream else {}
             return self.whole({"input": as_items(messages)}, beside)
-        if self.dialect == "gemini":
+        if self.dialect in GEMINI:
             beside = {"systemInstruction": {"parts": [{"text": self.system}]}} if self.system else {}
             declared = [tool["function"] for tool in self.tools]
             beside |= {"tools": [{"functionDeclarations": declared}]} if declared else {}
-            return self.whole({"contents": as_contents(messages)}, beside)
+            contents = {"contents": as_contents(messages)}
+            if self.dialect == "gemini":
+                return self.whole(contents, beside)
+            # Gemini CLI numbers its user's prompts, in front of the history.
+            prompts = sum(message["role"] == "user" for message in messages)
+            around = {"model": MODEL, "project": "p", "user_prompt_id": f"{self.key}########{prompts // 3}"}
+            return self.whole({"request": self.nested(contents, beside)}, around)
         front: dict[str, Any] = {"model": MODEL, "user": self.key}
         back: dict[str, Any] = {"tools": self.tools} if self.tools else {}
         if stream:
@@ -205,8 +213,11 @@ class Talk:
         beside |= {"stream": True} if stream else {}
         return self.whole(history, beside)
 
+    def nested(self, history: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
+        return {**beside, **history} if self.has_members_first else {**history, **beside}
+
     def whole(self, history: dict[str, Any], beside: dict[str, Any]) -> bytes:
-        whole = {**beside, **history} if self.has_members_first else {**history, **beside}
+        whole = self.nested(history, beside)
         separators = (", ", ": ") if self.is_spaced else (",", ":")
         return json.dumps(whole, separators=separators, ensure_ascii=self.is_spaced).encode()
 
@@ -460,8 +471,9 @@ class Player:
                 [event for event in events_of(answer.text) if event["type"] == "response.completed"] if stream else []
             )
             return read_items((ended[-1]["response"] if ended else {} if stream else answer.json()).get("output", []))
-        if dialect == "gemini":
+        if dialect in GEMINI:
             parts = events_of(answer.text) if stream else [answer.json()]
+            parts = [each.get("response", each) for each in parts]
             contents = [each["candidates"][0].get("content", {}) for each in parts if each.get("candidates")]
             return read_contents([part for content in contents for part in content.get("parts", ())])
         if not stream:

@@ -16,7 +16,7 @@ ANTHROPIC = assemble(
     stream=stream,
     whole=whole,
     rounds=ROUNDS,
-    history=HistoryMember(name="messages", read=read_each(read.read_message)),
+    history=HistoryMember(path=("messages",), read=read_each(read.read_message)),
     streaming=StreamEvents(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=beginnings(b"message_stop"),

@@ -15,6 +15,7 @@ GEMINI_GCA = replace(
     read_request=read.read_request,
     write_request=write.write_request,
     as_reply=write.as_reply,
+    history=replace(GEMINI.history, path=("request", *GEMINI.history.path)),
     add_tools=tools.add_tools,
     forbid_tools=tools.forbid_tools,
     open_stream=stream.ReplyStream,

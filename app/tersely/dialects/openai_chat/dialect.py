@@ -15,7 +15,7 @@ OPENAI_CHAT = assemble(
     stream=stream,
     whole=whole,
     rounds=ROUNDS,
-    history=HistoryMember(name="messages", read=read_each(read.read_message)),
+    history=HistoryMember(path=("messages",), read=read_each(read.read_message)),
     streaming=StreamEvents(
         heartbeat=b": keep-alive\n\n",
         end_marks=(b"data: [DONE]", b"data:[DONE]"),

@@ -22,7 +22,7 @@ OPENAI_RESPONSES = replace(
         stream=stream,
         whole=whole,
         rounds=ROUNDS,
-        history=HistoryMember(name="input", read=read.read_appended, elements=items_of),
+        history=HistoryMember(path=("input",), read=read.read_appended, elements=items_of),
         streaming=StreamEvents(
             heartbeat=b": keep-alive\n\n",
             end_marks=beginnings(*_ENDS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,10 +18,33 @@ _array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _MAX_OPEN = 400
 
 
-def find_array(body: bytes, name: str) -> tuple[int, int] | None:
-    """Return where the elements of the array ``name`` in the object ``body`` begin, and the offset behind the last one.
+def find_array(body: bytes, path: Sequence[str]) -> tuple[int, int] | None:
+    """Return where the elements of an array in the object ``body`` begin, and the offset behind the last one. ``path``:
+    the members that lead to the array.
 
-    None where ``body`` has no such array with an element, or names a member twice. O(length).
+    None where ``body`` has no such array with an element, or an object on the path names a member twice. O(length).
+    """
+    start, end = 0, len(body)
+    for name in path:
+        found = _find_member(body[start:end], name)
+        if found is None:
+            return None
+        start, end = start + found[0], start + found[1]
+    if body[start : start + 1] != b"[":
+        return None
+    elements = body[start + 1 : end - 1].rstrip(_BLANKS)
+    return (start + 1, start + 1 + len(elements)) if elements else None
+
+
+def find_array_end(body: bytes, path: Sequence[str]) -> int | None:
+    """Return the offset behind the last element, see `find_array`."""
+    found = find_array(body, path)
+    return None if found is None else found[1]
+
+
+def _find_member(body: bytes, name: str) -> tuple[int, int] | None:
+    """Return where the value of the member ``name`` begins and ends; None where there is none, or a member is named
+    twice.
     """
     try:
         members = raw_json.split_object(body)
@@ -35,19 +59,11 @@ def find_array(body: bytes, name: str) -> tuple[int, int] | None:
             return None
         at = start.end() + len(value)
         if key == name:
-            if not value.startswith(b"[") or not value[1:-1].strip(_BLANKS):
-                return None
-            found = start.end() + 1, start.end() + 1 + len(value[1:-1].rstrip(_BLANKS))
+            found = start.end(), at
     end = _BLANK.match(body, at)
     if end is None or body[end.end() : end.end() + 1] != b"}" or body[end.end() + 1 :].strip(_BLANKS):
         return None  # a member is named twice
     return found
-
-
-def find_array_end(body: bytes, name: str) -> int | None:
-    """Return the offset behind the last element, see `find_array`."""
-    found = find_array(body, name)
-    return None if found is None else found[1]
 
 
 def read_more(more: bytes) -> list[bytes] | None:

@@ -53,7 +53,7 @@ class LiveCalls:
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
     ) -> None:
-        self.is_on = bool(dialect.history.name) and sessions.is_on
+        self.is_on = bool(dialect.history.path) and sessions.is_on
         self._sessions = sessions
         self._database = database
         self._matcher = LiveMatcher(dialect, sessions, database=database, lookups=lookups, exchanges=exchanges)

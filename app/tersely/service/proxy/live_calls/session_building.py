@@ -242,7 +242,7 @@ class LiveSessionBuilder:
     ) -> _Bodies | None:
         """Find where the next call continues both bodies; None where they do not end with the newest message."""
         newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
-        place = find_array(call.body, self._history.name)
+        place = find_array(call.body, self._history.path)
         if place is None or not call.body.endswith(newest, 0, place[1]):
             return None
         is_delta = prepared.match.is_delta
@@ -254,7 +254,7 @@ class LiveSessionBuilder:
         if volatile:
             frame = self._frame(call, prepared, epoch, place, volatile)
             return None if frame is None else _Bodies(end=end, history_end=place[1], frame=frame)
-        sent_end = find_array_end(prepared.body, self._history.name) or 0
+        sent_end = find_array_end(prepared.body, self._history.path) or 0
         if not sent_end or not prepared.body.endswith(newest, 0, sent_end):
             return None
         return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
