@@ -46,3 +46,23 @@ async def test_those_who_wait_take_turns_by_tenant_and_who_goes_away_takes_no_pl
     assert order == ["north", "south", "north", "south", "north"]
     leave = await asyncio.wait_for(queue.enter("west"), 1)
     leave()
+
+
+async def test_a_tenant_that_is_alone_again_has_all_places_for_calls_that_wait() -> None:
+    now = 0.0
+    queue = FairQueue(monotonic=lambda: now, width=4, share=1)
+    order: list[str] = []
+    leaving: list[Callable[[], None]] = []
+    (await queue.enter("south"))()
+    first = await queue.enter("north")
+    waiting = [asyncio.create_task(enter(queue, "north", order, leaving)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert not order
+    now = 10.0
+    first()
+    await asyncio.sleep(0)
+    assert order == ["north"] * 4
+    while leaving:
+        leaving.pop()()
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)

@@ -48,10 +48,13 @@ class FairQueue:
         return partial(self._leave, tenant)
 
     def _note(self, tenant: str) -> None:
-        now = self._monotonic()
-        self._seen[tenant] = now
+        self._seen[tenant] = self._monotonic()
         self._seen.move_to_end(tenant)
-        while self._seen[first := next(iter(self._seen))] < now - ABOUT:
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        least = self._monotonic() - ABOUT
+        while self._seen and self._seen[first := next(iter(self._seen))] < least:
             del self._seen[first]
 
     def _has_slot(self, tenant: str) -> bool:
@@ -67,16 +70,22 @@ class FairQueue:
         self._busy[tenant] -= 1
         if not self._busy[tenant]:
             del self._busy[tenant]
-        self._call_next()
+        if self._waiting:
+            self._call_next()
 
     def _call_next(self) -> None:
-        """Give free slots to waiting calls: one call of each tenant in turn."""
-        for tenant, calls in list(self._waiting.items()):
-            while calls and calls[0].done():
-                calls.popleft()  # its client went away
-            if calls and self._has_slot(tenant):
-                self._take(tenant)
-                calls.popleft().set_result(None)
-                self._waiting.move_to_end(tenant)
-            if not calls:
-                del self._waiting[tenant]
+        """Give free slots to waiting calls: one call of each tenant in turn, until no call may have one."""
+        self._forget_idle()
+        are_given = True
+        while are_given:
+            are_given = False
+            for tenant, calls in list(self._waiting.items()):
+                while calls and calls[0].done():
+                    calls.popleft()  # its client went away
+                if calls and self._has_slot(tenant):
+                    self._take(tenant)
+                    calls.popleft().set_result(None)
+                    self._waiting.move_to_end(tenant)
+                    are_given = True
+                if not calls:
+                    del self._waiting[tenant]
