@@ -151,6 +151,9 @@ class Talk:
     # Whether calls bring only their new messages, and how many messages the service has.
     is_delta: bool = False
     known: int = 0
+    # Of the responses format: whether the host keeps replies, and the id of the last one.
+    is_kept: bool = False
+    reply_id: str = ""
 
     def path_of(self, *, stream: bool) -> str:
         """The address of a call: Gemini's says whether the reply is streamed."""
@@ -162,11 +165,13 @@ class Talk:
     def path(self) -> str:
         return PATHS[self.dialect]
 
-    def body(self, messages: list[dict[str, Any]], *, stream: bool) -> bytes:
+    def body(self, messages: list[dict[str, Any]], *, stream: bool, after: str = "") -> bytes:
+        """The body of a call; ``after``: the id of the reply that it continues instead of sending the history."""
         if self.dialect == "anthropic":
             return self.anthropic_body(messages, stream=stream)
         if self.dialect == "openai_responses":
-            beside: dict[str, Any] = {"model": MODEL, "store": False}
+            beside: dict[str, Any] = {"model": MODEL, "store": self.is_kept}
+            beside |= {"previous_response_id": after} if after else {}
             beside |= {"instructions": self.system} if self.system else {}
             beside |= {"tools": [{"type": "function", **tool["function"]} for tool in self.tools]} if self.tools else {}
             beside |= {"stream": True} if stream else {}
@@ -401,6 +406,7 @@ class Player:
             (self.rest_append, 1), (self.change_system, 1), (self.change_tools, 1), (self.begin, 1), (self.twin, 1),
             (self.delta, 1), (self.inject, 1), (self.compact, 1), (self.search, 2), (self.side_call, 1),
             (self.several, 1), (self.break_off, 1), (self.overflow, 2), (self.fail, 1), (self.cut_off, 1),
+            (self.by_id, 5 if self.dialect == "openai_responses" else 0),
         ]  # fmt: skip
         for _ in range(steps):
             step = self.draw.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
@@ -425,13 +431,13 @@ class Player:
 
     def send(
         self, talk: Talk, *, messages: list[dict[str, Any]] | None = None, replies: tuple[ScriptedReply, ...] = (),
-        headers: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None, after: str = "",
     ) -> dict[str, Any] | None:  # fmt: skip
         """Send the talk's history, to both; the reply as the client echoes it, None for an error."""
         if self.draw.random() < 0.05:
             talk.is_streamed = not talk.is_streamed
         stream = talk.is_streamed
-        body = self.body(talk, messages, stream=stream)
+        body = self.body(talk, messages, stream=stream, after=after)
         found = []
         for index, side in enumerate((self.live, self.plain)):
             side.model.script(talk.key, *replies)
@@ -447,12 +453,14 @@ class Player:
                 if name.startswith("x-tersely") and name not in UNEQUAL
             }
             found.append((answer.status_code, reply_headers, self.read(answer, talk.dialect, stream=stream)))
+            if talk.dialect == "openai_responses":
+                talk.reply_id = next(iter(re.findall(r'"id": ?"(resp_\w+)"', answer.text)), "")
         assert found[0] == found[1], self.done
         return found[0][2]
 
-    def body(self, talk: Talk, messages: list[dict[str, Any]] | None, *, stream: bool) -> bytes:
+    def body(self, talk: Talk, messages: list[dict[str, Any]] | None, *, stream: bool, after: str) -> bytes:
         if messages is not None or not talk.is_delta:
-            return talk.body(talk.messages if messages is None else messages, stream=stream)
+            return talk.body(talk.messages if messages is None else messages, stream=stream, after=after)
         system = talk.system
         if talk.known and self.draw.random() < 0.9:
             talk.system = ""
@@ -546,6 +554,7 @@ class Player:
             is_streamed=self.draw.random() < 0.5,
             dialect=self.dialect,
             marks=self.draw.choice((0, 1, 1, 2)),
+            is_kept=self.dialect == "openai_responses" and self.draw.random() < 0.5,
         )
         named = self.draw.random()
         if named < self.deltas:
@@ -691,6 +700,17 @@ class Player:
         )
         if reply is not None:
             talk.messages += [message, reply]
+
+    def by_id(self, talk: Talk) -> None:
+        """Some calls that name their history by the last reply's id."""
+        for _ in range(self.draw.choice((1, 2, 3))):
+            if not talk.reply_id or talk.is_delta:
+                return
+            if not self.is_open(talk):
+                talk.messages.append(self.question())
+            new = talk.messages[talk.known :]
+            reply = self.draw.choice((self.text_reply(), self.calling()))
+            self.hear(talk, self.send(talk, messages=new, replies=(reply,), after=talk.reply_id))
 
     def inject(self, talk: Talk) -> None:
         if self.is_open(talk):
