@@ -46,8 +46,8 @@ from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Full, Trim, strategy_name
 from tersely.strategies.reduction.shortening import shortens
 
-# The layer of a report that grows with the history.
-TAIL = "tail"
+# The layers of a report with messages from before the cut, and with those behind it: the latter grows.
+KEPT, TAIL = "kept", "tail"
 
 
 class LivePreparer:

@@ -25,7 +25,7 @@ from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements,
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls.deltas import first_deltas, next_deltas, shows_delta
 from tersely.service.proxy.live_calls.live_call import LiveCall
-from tersely.service.proxy.live_calls.preparing import TAIL
+from tersely.service.proxy.live_calls.preparing import KEPT, TAIL
 from tersely.service.proxy.live_sessions.frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_sessions.live_session import (
     ContextSums,
@@ -366,11 +366,12 @@ def _read_shown(
         calls=session.calls,
         last_call_at=session.last_call_at,
     )
+    recounted = {KEPT: count_entries(kept)}
     return _ShownContext(
         epoch=epoch,
         snapshot=snapshot,
         sums=_sums(head, kept, tail),
-        layers=layers[:-1],
+        layers=tuple([structs.replace(each, tokens=recounted.get(each.name, each.tokens)) for each in layers[:-1]]),
         is_whole=context.is_whole,
     )
 
