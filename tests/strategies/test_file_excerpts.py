@@ -10,6 +10,7 @@ from tersely.domain.messages import Message
 from tersely.strategies.epochs.policies import Auto, EveryRequest
 from tersely.strategies.head.file_excerpts import (
     LAYER,
+    MAX_BEGINNING,
     MAX_CARRIED,
     MAX_CARRIED_TEXT,
     MAX_ITEMS,
@@ -94,7 +95,7 @@ def test_open_items_of_open_items_are_the_same(lines: list[str]) -> None:
 
 def test_of_a_plan_with_too_many_items_the_next_ones_stand_in_the_head() -> None:
     plan = "\n\n".join(f"- [ ] Work package {number} of the plan" for number in range(200))
-    head = head_after_a_cut(*write(1, "plan.md", plan), files=4_000, high=12_000, low=9_000)
+    head = head_after_a_cut(*read(1, "plan.md", plan), files=4_000, high=12_000, low=9_000)
 
     assert "- [ ] Work package 0 of" in head
     assert "- [ ] Work package 199 of" not in head
@@ -134,6 +135,50 @@ excerpts = st.builds(
     seqs=st.sampled_from([(1,), (9,), (50,), (2, 7), (3, 40)]),
     text=st.sampled_from(["one", "x" * 9_000, "y" * (MAX_CARRIED_TEXT + 1), PLAN, PLAN + "z" * MAX_CARRIED_TEXT, ""]),
 )
+
+
+CHAPTERS = "\n".join(f"## Part {n}\n\nText {n}.\n\n- [ ] Build {n}\n- [ ] Test {n}\n\n---\n" for n in range(4))
+
+
+def items_after(old: str, new: str) -> str:
+    """Return the open items that a plan too long to be carried over shows after an edit."""
+    carried = carry_over(follow((), place(*write(1, "plan.md", CHAPTERS + "z" * MAX_CARRIED_TEXT))))
+    assert [each.only_items for each in carried] == [True]
+    return follow(carried, place(*edit(2, "plan.md", old, new)))[0].text
+
+
+def test_items_that_were_carried_over_follow_edits_of_the_whole_plan() -> None:
+    part = "## Part 1\n\nText 1.\n\n- [ ] Build 1\n- [ ] Test 1\n\n---\n"
+    assert part in CHAPTERS
+
+    changed = items_after(part, part.replace("1", "9"))
+    assert "- [ ] Test 0\n\n---\n\n## Part 9\n...\n- [ ] Build 9\n- [ ] Test 9\n" in changed
+    assert "Build 1" not in changed
+    assert "## Part 2\n...\n- [ ] Build 2" in changed.replace("9", "2")
+    assert items_after("- [ ] Build 1\n- [ ] Test 1", "- [x] Build 1\n- [x] Test 1").count("[ ]") == 6
+    assert items_after("Text 1.\n\n- [ ] Build 1", "Text 1.\n\n- [x] Build 1").count("Build") == 3
+
+
+def test_items_that_were_carried_over_stay_where_an_edit_has_no_clear_place() -> None:
+    items = items_after("Text 7.", "Text 8.")
+
+    assert items.count("[ ]") == 8
+    assert items_after("- [ ] Test 3\nText\n- [ ] Build 0", "- [ ] Test 5") == items
+
+
+def test_the_beginning_of_a_long_text_that_was_written_stands_in_the_head_if_much_room_is_left() -> None:
+    long = "\n".join(f"line {number} of the file" for number in range(2_000))
+
+    def head(*work: Message) -> str:
+        return head_after_a_cut(*work, files=4_000, high=12_000, low=9_000)
+
+    shown = head(*write(1, "long.py", long))
+    assert "line 0 of the file" in shown
+    assert "line 1999 of the file" not in shown
+    assert MAX_BEGINNING * 3 / 4 < len(shown) / 4 < MAX_BEGINNING + 100
+    assert "of the file" not in head(*read(1, "long.py", long))
+    others = [message for n in range(2, 5) for message in read(n, f"{n}.py", f"{n}" * 3_600)]
+    assert "of the file" not in head(*write(1, "long.py", long), *others)
 
 
 @quick

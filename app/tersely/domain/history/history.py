@@ -94,12 +94,16 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, rename={"last_seq": "
 
 
 class FileExcerpt(msgspec.Struct, frozen=True, kw_only=True):
-    """A text of the file ``path`` as messages ``seqs`` read, wrote or changed it; ``turn`` is the turn of the first."""
+    """A text of the file ``path`` as messages ``seqs`` read, wrote or changed it; ``turn`` is the turn of the first.
+
+    ``only_items``: of a text too long to be carried over whole, the open items.
+    """
 
     path: str
     turn: int
     seqs: tuple[int, ...]
     text: str
+    only_items: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

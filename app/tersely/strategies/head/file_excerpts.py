@@ -3,7 +3,8 @@
 An agent that is to replace a text has to know it to the letter. Four kinds of text are changed again and again: the
 next open items of a plan that is ticked off, the file that is changed most just now, what the last edits put into a
 file, and small files and parts of files that were read or written. They stand in the head word for word, with the
-edits applied that the cut takes as well.
+edits applied that the cut takes as well. Where much room is left, a long text that was just written stands there by its
+beginning.
 
 An epoch carries over more than its head shows (`carry_over`): a text that has no room now may be changed later, and
 the head then needs all of it.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -29,10 +30,12 @@ from tersely.strategies.head.layers import exchange
 from tersely.strategies.pipeline import Draft, Stage
 
 LAYER = "files"
-# Tokens: one excerpt may take so many, the open items of all plans so many, the file that is changed most so many.
+# Tokens: one excerpt may take so many, the open items of all plans so many, the file that is changed most so many. The
+# beginning of a longer text takes so many where they are left.
 MAX_EXCERPT = 1_000
 MAX_ITEMS = 600
 MAX_WORKING_FILE = 3_600
+MAX_BEGINNING = 2_000
 # A working file has so many texts that were read, written or changed in so many messages before the cut.
 LEAST_TEXTS = 3
 WORKING_SPAN = 60
@@ -72,7 +75,9 @@ def insert_file_excerpts(*, limit: int, encode: Encode) -> Stage:
             return draft
         known = follow(draft.excerpts, draft.gone)
         shown = [readable_text(entry.message) for entry in draft.entries]
-        chosen = _choose(known, shown, cut=draft.cut, limit=limit, encode=encode)
+        choice = _Choice(shown, limit - encode(prompts.FILES_TITLE) - encode(prompts.FILES_ACK), encode)
+        calls = frozenset(entry.seq for entry in draft.gone if entry.message.calls)
+        chosen = _choose(known, choice, cut=draft.cut, calls=calls)
         messages = exchange(LAYER, _render(chosen), prompts.FILES_ACK, encode)
         return structs.replace(draft, excerpts=carry_over(known)).with_head(*messages)
 
@@ -111,13 +116,51 @@ def follow(known: Sequence[FileExcerpt], entries: Iterable[Entry]) -> tuple[File
 def _apply(excerpts: Sequence[FileExcerpt], entry: Entry, path: str, old: str, new: str) -> list[FileExcerpt]:
     out: list[FileExcerpt] = []
     for each in excerpts:
-        if each.path == path and old and old in each.text:
-            seqs = tuple(dict.fromkeys((*each.seqs, entry.seq)))
-            out.append(structs.replace(each, text=each.text.replace(old, new, 1), seqs=seqs))
-        else:
+        text = _edited(each, old, new) if each.path == path and old else each.text
+        if text == each.text:
             out.append(each)
+        else:
+            out.append(structs.replace(each, text=text, seqs=tuple(dict.fromkeys((*each.seqs, entry.seq)))))
     # The place of the last change is known best by the text that was put there.
     return [*out, _excerpt(entry, path, new)] if new.strip() else out
+
+
+def _edited(excerpt: FileExcerpt, old: str, new: str) -> str:
+    """Return the text of ``excerpt`` with ``old`` replaced by ``new``."""
+    text = excerpt.text.replace(old, new, 1)
+    if not excerpt.only_items:
+        return text
+    return open_items(text) if text != excerpt.text else _edited_items(text, old, new)
+
+
+def _edited_items(text: str, old: str, new: str) -> str:
+    """Return the open items of a longer text after an edit that reaches beyond them: the items of ``new`` take the
+    place of those in ``old``. Nothing changes where that place is not clear.
+    """
+    runs = [run.split("\n") for run in text.split(_GAP)]
+    left = [_lines_left(run, old) for run in runs]
+    touched = [number for number, (before, after) in enumerate(left) if len(before) + len(after) < len(runs[number])]
+    if not touched or touched[-1] - touched[0] >= len(touched):
+        return text
+    first, last = touched[0], touched[-1]
+    items = open_items("\n".join([*left[first][0], new, *left[last][1]]))
+    runs[first : last + 1] = [[items]] if items else []
+    return _GAP.join("\n".join(run) for run in runs)
+
+
+def _lines_left(run: list[str], old: str) -> tuple[list[str], list[str]]:
+    """Return the lines of ``run`` before and behind those that it has in common with ``old``, which contains it, begins
+    in it or ends in it. Where they have none in common, all lines are before.
+    """
+    if "\n".join(["", *run, ""]) in f"\n{old}\n":
+        return [], []
+    begins, ends = old.split("\n", len(run))[: len(run)], old.rsplit("\n", len(run))[-len(run) :]
+    for common in range(len(run) - 1, 0, -1):
+        if run[-common:] == begins[:common]:
+            return run[:-common], []
+        if run[:common] == ends[-common:]:
+            return [], run[common:]
+    return run, []
 
 
 def _excerpt(entry: Entry, path: str, text: str) -> FileExcerpt:
@@ -134,38 +177,47 @@ def carry_over(known: Sequence[FileExcerpt]) -> tuple[FileExcerpt, ...]:
     carried: dict[int, FileExcerpt] = {}
     left = MAX_CARRIED
     for index, excerpt in ranked:
-        text = excerpt.text if len(excerpt.text) <= MAX_CARRIED_TEXT else open_items(excerpt.text, MAX_CARRIED_TEXT)
-        if 0 < len(text) <= left:
-            carried[index] = structs.replace(excerpt, text=text)
-            left -= len(text)
+        short = _shorten(excerpt)
+        if 0 < len(short.text) <= left:
+            carried[index] = short
+            left -= len(short.text)
     return tuple(carried[index] for index in sorted(carried))
 
 
-def _choose(
-    known: Sequence[FileExcerpt], shown: Sequence[str], *, cut: int, limit: int, encode: Encode
-) -> tuple[FileExcerpt, ...]:
-    """Return what fits: open items, the working file, then the newest excerpts; in the order of ``known``.
+def _shorten(excerpt: FileExcerpt) -> FileExcerpt:
+    if len(excerpt.text) <= MAX_CARRIED_TEXT:
+        return excerpt
+    return structs.replace(excerpt, text=open_items(excerpt.text, MAX_CARRIED_TEXT), only_items=True)
 
-    A text that one of the ``shown`` messages has is left out.
+
+def _choose(
+    known: Sequence[FileExcerpt], choice: _Choice, *, cut: int, calls: Collection[int]
+) -> tuple[FileExcerpt, ...]:
+    """Return what fits: open items, the working file, the newest excerpts, and the beginning of the newest text that is
+    too long, of those that the agent wrote or changed in ``calls`` (sequence numbers); in the order of ``known``.
     """
-    choice = _Choice(shown, limit - encode(prompts.FILES_TITLE) - encode(prompts.FILES_ACK), encode)
+    newest = [*enumerate(known)][::-1]
     room = MAX_ITEMS
     for index, excerpt in _plans(known):
         room -= choice.take_items(index, excerpt, room)
     for index, excerpt in _working_file(known, cut):
         choice.take(index, excerpt, MAX_WORKING_FILE)
-    for index, excerpt in reversed(list(enumerate(known))):
+    for index, excerpt in newest:
         choice.take(index, excerpt, MAX_EXCERPT)
+    for index, excerpt in newest:
+        if excerpt.seqs[-1] in calls and choice.take_beginning(index, excerpt):
+            break
     return choice.in_order()
 
 
 def _plans(known: Sequence[FileExcerpt]) -> Iterator[tuple[int, FileExcerpt]]:
-    """Yield the texts with open items: of the plan touched last first, its longest text first."""
-    plans = [(index, each) for index, each in enumerate(known) if "[ ]" in each.text]
+    """Yield the texts with open items: of the plan touched last first, its text with most items first."""
+    plans = [(index, each, each.text.count("[ ]")) for index, each in enumerate(known) if "[ ]" in each.text]
     touched: dict[str, int] = {}
-    for _, each in plans:
+    for _, each, _ in plans:
         touched[each.path] = max(touched.get(each.path, 0), each.seqs[-1])
-    yield from sorted(plans, key=lambda pair: (-touched[pair[1].path], pair[1].path, -len(pair[1].text)))
+    plans.sort(key=lambda plan: (-touched[plan[1].path], plan[1].path, -plan[2]))
+    yield from ((index, each) for index, each, _ in plans)
 
 
 def _working_file(known: Sequence[FileExcerpt], cut: int) -> Iterator[tuple[int, FileExcerpt]]:
@@ -185,20 +237,24 @@ def _working_file(known: Sequence[FileExcerpt], cut: int) -> Iterator[tuple[int,
 
 
 class _Choice:
-    """The excerpts chosen so far. ``room``: the tokens that are left."""
+    """The excerpts chosen so far. ``room``: the tokens that are left. What the ``shown`` messages have is left out."""
 
     def __init__(self, shown: Sequence[str], room: int, encode: Encode) -> None:
         self._shown = shown
         self._room = room
         self._encode = encode
-        self._chosen: dict[int, FileExcerpt] = {}
+        # By the place of the text and of its part: a text may be there by its items and by its beginning.
+        self._chosen: dict[tuple[int, int], FileExcerpt] = {}
 
     def take(self, index: int, excerpt: FileExcerpt, most: int) -> bool:
         """Take an excerpt of at most ``most`` tokens, unless it has no room or its text is there already. Chosen
         excerpts that it contains make room for it.
         """
+        return (index, 0) not in self._chosen and self._take((index, 0), excerpt, most)
+
+    def _take(self, place: tuple[int, int], excerpt: FileExcerpt, most: int) -> bool:
         text = excerpt.text
-        if index in self._chosen or not text.strip() or len(text) > CHARS_PER_TOKEN * most:
+        if not text.strip() or len(text) > CHARS_PER_TOKEN * most:
             return False
         if self._is_there(excerpt.path, text):
             return False
@@ -207,7 +263,7 @@ class _Choice:
             return False
         for inner in [number for number, other in self._chosen.items() if _covers(excerpt, other)]:
             self._room += self._size(self._chosen.pop(inner))
-        self._chosen[index] = excerpt
+        self._chosen[place] = excerpt
         self._room -= size
         return True
 
@@ -227,9 +283,23 @@ class _Choice:
         items = structs.replace(excerpt, text=_GAP.join(runs))
         return self._size(items) if runs and self.take(index, items, most) else 0
 
+    def take_beginning(self, index: int, excerpt: FileExcerpt) -> bool:
+        """Take the first lines of a text that is too long to be taken whole, if there is room for `MAX_BEGINNING`."""
+        start = excerpt.text[: CHARS_PER_TOKEN * MAX_BEGINNING]
+        if excerpt.only_items or self._room < MAX_BEGINNING or self._encode(start) <= MAX_EXCERPT:
+            return False
+        size = self._encode(_title(excerpt))
+        lines: list[str] = []
+        for line in start.split("\n"):
+            size += self._encode(f"{line}\n")
+            if size > MAX_BEGINNING:
+                break
+            lines.append(line)
+        return self._take((index, 1), structs.replace(excerpt, text="\n".join(lines)), MAX_BEGINNING)
+
     def in_order(self) -> tuple[FileExcerpt, ...]:
         """Return the chosen excerpts, the oldest first."""
-        return tuple(self._chosen[index] for index in sorted(self._chosen))
+        return tuple(self._chosen[place] for place in sorted(self._chosen))
 
     def _is_there(self, path: str, text: str) -> bool:
         is_chosen = any(other.path == path and text in other.text for other in self._chosen.values())
