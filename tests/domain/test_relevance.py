@@ -263,6 +263,26 @@ def test_a_standing_instruction_counts_more_unless_the_question_looks_back() -> 
     assert scores[3] / scores[0] > 2 * recalled[3] / recalled[0]
 
 
+def test_a_standing_instruction_holds_for_requests_that_share_no_word_with_it() -> None:
+    texts = (
+        "The festival in Kiel is on May 3.",
+        "filler",
+        "more",
+        "other",
+        "Always name the day when I ask for dates.",
+    )
+    messages = marked(*(user(text) for text in texts))
+
+    def found(question: str) -> list[int]:
+        return [each.number for each in ranked(messages, question)][:2]
+
+    assert found("When is the festival in Kiel?") == [0, 4]
+    assert 4 not in found("What did I say about the festival in Kiel?")
+    assert 4 not in found("Summarize how we planned the festival in Kiel.")
+    assert found("the") == found("a motorway") == []
+    assert [each.turn.number for each in rank_turns(turns(*texts), "When is the festival in Kiel?")] == [1]
+
+
 def test_a_short_question_passes_a_share_of_its_score_to_its_answer() -> None:
     questions = ranked(
         marked(user("x"), user("Where is the dentist?"), assistant("Main Street 5."), user("z")), "dentist"

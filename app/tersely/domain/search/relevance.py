@@ -30,6 +30,7 @@ from tersely.domain.search.cues import (
     USERS,
     is_about_own,
     is_about_replies,
+    is_about_whole,
     is_mark,
     looks_back,
     marks_of,
@@ -77,6 +78,9 @@ FEEDBACK_LENGTH = 10
 
 # A standing instruction or preference of the user counts so much more, unless the question looks back.
 PREFERENCE_WEIGHT = 2.5
+# It holds for requests that share no word with it, so it has at least this share of the best score. Questions about the
+# whole conversation are no such requests.
+PREFERENCE_FLOOR = 0.35
 # What the message after a short question gets of the question's score.
 ANSWER_SHARE = 0.3
 # How much more the user's messages count for a question in the first person.
@@ -292,12 +296,14 @@ def _with_replies(found: Iterable[Ranked], corpus: Corpus) -> list[Ranked]:
 def _with_marks(scores: Sequence[float], text: str, corpus: Corpus) -> list[float]:
     """Weigh scores by the marks of the documents, and pass a share of each short question's on to its answer."""
     weighed = [*scores]
-    if not looks_back(text):
-        _multiply(weighed, corpus.postings.get(PREFERENCE, ()), PREFERENCE_WEIGHT)
+    preferences = () if looks_back(text) else corpus.postings.get(PREFERENCE, ())
+    _multiply(weighed, preferences, PREFERENCE_WEIGHT)
     if is_about_own(text):
         _multiply(weighed, corpus.postings.get(USERS, ()), OWN_WEIGHT)
     for term in set(tokenize(text)):
         _multiply(weighed, corpus.postings.get(speaker_mark(term), ()), SPEAKER_WEIGHT)
+    if preferences and not is_about_whole(text):
+        _raise(weighed, preferences, PREFERENCE_FLOOR * max(weighed))
     passed = [
         (number + 1, ANSWER_SHARE * weighed[number])
         for posting in corpus.postings.get(QUESTION, ())
@@ -306,6 +312,12 @@ def _with_marks(scores: Sequence[float], text: str, corpus: Corpus) -> list[floa
     for number, share in passed:
         weighed[number] += share
     return weighed
+
+
+def _raise(scores: list[float], postings: Iterable[int], least: float) -> None:
+    for posting in postings:
+        number = posting >> SHIFT
+        scores[number] = max(scores[number], least)
 
 
 def _multiply(scores: list[float], postings: Iterable[int], factor: float) -> None:
@@ -342,7 +354,8 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
     first = build_query(text, corpus)
     found = search_corpus(first, corpus, [documents[each.number] for each in first.best])
     scores = {entries[each.number].seq: each.score for each in found}
-    sharing = {entry.seq for entry, score in zip(entries, first.scores, strict=True) if score}
+    terms = frozenset(first.weights)
+    sharing = {entry.seq for entry, document in zip(entries, documents, strict=True) if not terms.isdisjoint(document)}
     weights = idf_weights(first.weights, corpus)
     best = sum(weights.values()) * (K1 + 1)
     by_seq = dict(zip((entry.seq for entry in entries), documents, strict=True))
