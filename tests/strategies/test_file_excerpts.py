@@ -159,6 +159,31 @@ def test_items_that_were_carried_over_follow_edits_of_the_whole_plan() -> None:
     assert items_after("Text 1.\n\n- [ ] Build 1", "Text 1.\n\n- [x] Build 1").count("Build") == 3
 
 
+def plan_lines(first: int) -> st.SearchStrategy[list[str]]:
+    """Lines of a plan; no two are alike, but for empty ones. Numbers begin at ``first``."""
+    kinds = st.sampled_from(["- [ ] Item {}", "- [ ] Item {}", "- [x] Done {}", "## Part {}", "Text {}", ""])
+    return st.lists(kinds, min_size=1, max_size=12).map(
+        lambda lines: [line.format(number) for number, line in enumerate(lines, first)]
+    )
+
+
+@quick
+@given(plan_lines(0), plan_lines(100), st.data())
+def test_items_that_were_carried_over_are_those_of_the_plan_after_any_edit_of_whole_lines(
+    lines: list[str], new: list[str], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(lines) - 1))
+    end = data.draw(st.integers(start + 1, len(lines)))
+    filler = "z" * MAX_CARRIED_TEXT
+    carried = carry_over(follow((), place(*write(1, "plan.md", "\n".join([*lines, filler])))))
+    change = edit(2, "plan.md", "\n".join(lines[start:end]), "\n".join(new))
+    after = [each.text for each in follow(carried, place(*change)) if each.only_items]
+
+    plan = [*lines[:start], *new, *lines[end:]]
+    assert all(line in plan for text in after for line in text.split("\n") if "[ ]" in line)
+    assert all(open_items(text) == text for text in after)
+
+
 def test_items_that_were_carried_over_stay_where_an_edit_has_no_clear_place() -> None:
     items = items_after("Text 7.", "Text 8.")
 
