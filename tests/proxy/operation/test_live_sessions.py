@@ -834,6 +834,7 @@ WINDOW = '{"name": "window", "context_size": 3, "memos": 0}'
     [
         *product((WINDOW, "trim", "compact", "tiered"), range(max(1, SEEDS - 4))),
         (WINDOW, 7),  # an epoch keeps a message whose tokens were estimated when it began
+        (WINDOW, 22),  # an epoch keeps a message with a block of the client's from long before
     ],
 )
 def test_every_strategy_sends_and_stores_the_same_live(

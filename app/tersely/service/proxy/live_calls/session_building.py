@@ -352,7 +352,10 @@ def _read_shown(
     # What was estimated before the call has been counted since.
     tail, kept = _counted(tail, counts), _counted(kept, counts)
     if not is_delta:  # otherwise it was loaded with its counts
-        tail, kept = count_apart(tail, kept, before.injected)
+        # Kept messages whose rows are not at hand have the counts of the call, without those of their blocks.
+        tail, apart = count_apart(tail, [entry for entry in kept if entry.seq in counts], before.injected)
+        by_seq = {entry.seq: entry for entry in apart}
+        kept = tuple([by_seq.get(entry.seq, entry) for entry in kept])
     snapshot = structs.replace(
         before,
         entries=tail,
