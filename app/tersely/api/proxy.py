@@ -29,9 +29,10 @@ from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
 from tersely.domain.errors import InvalidRequest, ShuttingDown, TerselyError, UpstreamUnavailable
 from tersely.service.common.auth import Auth
 from tersely.service.common.call_board import CallBoard, RunningCall
-from tersely.service.common.call_fields import add_fields
-from tersely.service.common.metrics import CALL_ROUTES, Metrics, outcome_of
+from tersely.service.common.call_fields import add_fields, fields
+from tersely.service.common.metrics import CALL_ROUTES, Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.common.outcomes import CLIENT_GONE, host_outcome, settle_outcome
 from tersely.service.common.tracing import Tracing
 from tersely.service.limits.accounts import RequestNeed
 from tersely.service.limits.admission import Admission, admission, end_turn
@@ -148,27 +149,37 @@ class ProxyRoutes:
             return
         target = request_head.target
         self._metrics.tally.add(self._metrics.in_flight)
-        status, strategy = 499, ""
+        status, strategy, failure = CLIENT_GONE, "", None
         admitted = Admission(is_model_call=target.is_call)
         admission.set(admitted)
+        progress = _Progress(proxy=self._hosts.defaults[target.dialect].proxy, received=self._monotonic())
         try:
-            status, strategy = await self._serve(scope, receive, send, request_head)
+            status, strategy = await self._serve(scope, receive, send, request_head, progress)
+        except BaseException as error:
+            status, failure = (fields.get() or {}).get("status", CLIENT_GONE), error
+            raise
         finally:
             admitted.close()
             self._metrics.tally.add(self._metrics.in_flight, -1)
             route = CALL_ROUTES[target.dialect] if target.is_call else "passthrough"
-            add_fields(route=route, dialect=target.dialect, **({"outcome": "client_gone"} if status == 499 else {}))
+            add_fields(route=route, dialect=target.dialect)
+            outcome = settle_outcome(status, failure)
             self._metrics.tally.add(self._counter(route, target.dialect, strategy, status))
+            if target.is_call:
+                self._metrics.tally.add(self._host_counter(progress.host, target.dialect, outcome))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, request_head: RequestHead) -> tuple[int, str]:
-        """Answer one request; status and strategy for the metrics (499: the client went away)."""
-        progress = _Progress(proxy=self._hosts.defaults[request_head.target.dialect].proxy, received=self._monotonic())
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, request_head: RequestHead, progress: _Progress
+    ) -> tuple[int, str]:
+        """Answer one request; status and strategy for the metrics (499: the client went away). ``progress`` is kept up
+        to date.
+        """
         try:
             if request_head.is_websocket:
                 return await _refuse_websocket(send, progress.proxy)
             destination, call, route, marks = await self._read_call(scope, receive, request_head, progress)
         except Disconnected:
-            return 499, ""
+            return CLIENT_GONE, ""
         except TerselyError as error:
             refusal = in_dialect(error, progress.proxy.dialect)
             if progress.tenant:
@@ -177,13 +188,9 @@ class ProxyRoutes:
                 return await _refuse(send, *refusal), ""
             return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
-            status, strategy = await self._answer(
+            return await self._answer(
                 destination, call, disconnect_of(scope, receive), send, request_head, route, marks
             )
-            if request_head.target.is_call:
-                outcome = outcome_of(str(status))
-                self._metrics.tally.add(self._host_counter(destination.name, request_head.target.dialect, outcome))
-            return status, strategy
         except _InternalFault as error:
             _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
             failed = TerselyError("something went wrong inside Tersely; its log says what")
@@ -223,7 +230,7 @@ class ProxyRoutes:
             found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
             destination = found or destination
             route = _check_route(destination, target, scope["method"], request_head.raw)
-        progress.proxy = destination.proxy
+        progress.proxy, progress.host = destination.proxy, destination.name
         by_headers = request_head.known
         if route is not None:
             headers, by_headers = without_account_headers(headers), {}
@@ -292,7 +299,7 @@ class ProxyRoutes:
             if route is not None and route.creates and access is not None:
                 answer = await access.watch(call, answer, target.dialect, route, marks)
             if answer.status >= 400:
-                add_fields(outcome="upstream_error")
+                add_fields(outcome=host_outcome(answer.status))
             started = True
             running.state = "first byte"
             labels = dict(answer.headers)
@@ -302,13 +309,15 @@ class ProxyRoutes:
             return answer.status, labels.get("x-tersely-strategy", "")
         except asyncio.CancelledError:
             if not client.is_gone:
+                add_fields(outcome="interrupted")
                 raise
-            return 499, ""
+            add_fields(outcome="client_gone")
+            return CLIENT_GONE, ""
         except TerselyError as error:
-            if isinstance(error, UpstreamUnavailable) and not isinstance(error, ShuttingDown):
-                add_fields(outcome="upstream_error")
             if started:
                 raise
+            if isinstance(error, UpstreamUnavailable) and not isinstance(error, ShuttingDown):
+                add_fields(outcome="upstream_error")
             refusal = in_dialect(error, proxy.dialect)
             self._board.note(call.tenant, "refused", f"{refusal[0]}: {error.detail}", running.session_id)
             return await _refuse(send, *refusal), ""
@@ -329,13 +338,15 @@ def _check_route(destination: Destination, target: Target, method: str, raw: str
 
 
 class _Progress(msgspec.Struct):
-    """The progress of reading a request, on which its refusal depends. ``proxy``: that of the request's host, as far as
-    it is known; ``tenant`` is empty until the caller is known; ``received`` in monotonic seconds.
+    """The progress of reading a request, on which its refusal depends. ``proxy``, ``host``: those of the request's
+    host, as far as it is known, else of the dialect's default; ``tenant`` is empty until the caller is known;
+    ``received`` in monotonic seconds.
     """
 
     proxy: Proxy
     received: float
     tenant: str = ""
+    host: str = ""
     is_read: bool = False
 
 

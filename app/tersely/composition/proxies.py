@@ -17,7 +17,7 @@ from tersely.dialects.headers import key_header
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.messages import Dialect as DialectName
 from tersely.hosts import ROUTE_DIALECTS
-from tersely.service.common.metrics import OUTCOMES
+from tersely.service.common.outcomes import OUTCOMES
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.proxy.chat_commands import ChatCommands
 from tersely.service.proxy.proxy import Proxy, ProxyConfig, SharedServices

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import secrets
+from collections import Counter
 from typing import Any
 
+import httpx
 import pytest
 
 from tersely.dialects.clients.names import client_name
@@ -85,29 +88,76 @@ async def test_a_reply_without_usage_has_no_fields_for_it(
     assert not line.keys() & {"input_tokens", "cached_tokens", "output_tokens", "client"}
 
 
-async def test_outcomes(store: Database, model: Model, log_lines: io.StringIO, key: str):
+def host_outcomes(url: str) -> dict[str, float]:
+    """The outcomes of chat calls that ``tersely_host_calls_total`` has counted."""
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    found = re.findall(r'tersely_host_calls_total\{dialect="openai_chat",host="",outcome="(\w+)"\} ([\d.]+)', text)
+    return {outcome: float(value) for outcome, value in found if float(value)}
+
+
+async def test_outcomes_in_the_log_and_in_the_metric(store: Database, model: Model, log_lines: io.StringIO, key: str):
+    replies = {
+        "host-refuses": ScriptedReply(status=404, body=b'{"error":{"message":"no such model"}}'),
+        "host-limits": ScriptedReply(status=429, body=b'{"error":{"message":"slow down"}}'),
+        "host-fails": ScriptedReply(status=500, body=b'{"error":{"message":"no"}}'),
+        "host-breaks-off": ScriptedReply(pieces=["one", "two"], break_after=1, break_with="disconnect"),
+    }
     with many(relay(store)) as (way,), serve(store, model.url, dsn=way.dsn, database_timeout=0.5) as service:
-        model.script(key, ScriptedReply(status=500, body=b'{"error":{"message":"no"}}'))
-        await post(service, body_of("hello", user=key), X_Request_Id="host-fails")
+        for name, reply in replies.items():
+            model.script(key, reply)
+            await post(service, body_of("hello", user=key, stream=reply.pieces is not None), X_Request_Id=name)
         await post(service, b"{", X_Request_Id="bad-body")
         await post(service, body_of("hello", user=key), X_Tersely_Strategy="none", X_Request_Id="bad-strategy")
-        model.script(key, ScriptedReply(pieces=["one", "two"], break_after=1, break_with="disconnect"))
-        await post(service, body_of("hello", user=key, stream=True), X_Request_Id="host-breaks-off")
         way.cut()
         await post(service, body_of("hello", user=key), X_Request_Id="no-database")
         await post(service, body_of("hello", user=key), X_Request_Id="delta", X_Tersely_Session=key)
         way.restore()
+        counted = host_outcomes(service.url)
 
-    assert {
-        name: the_line(log_lines, name)["outcome"] for name in ("host-fails", "bad-strategy", "host-breaks-off")
-    } == {
+    outcomes = {name: the_line(log_lines, name)["outcome"] for name in (*replies, "bad-strategy", "bad-body", "delta")}
+    assert outcomes == {
+        "host-refuses": "upstream_refused",
+        "host-limits": "upstream_limited",
         "host-fails": "upstream_error",
-        "bad-strategy": "refused",
         "host-breaks-off": "interrupted",
+        "bad-strategy": "refused",
+        "bad-body": "refused",
+        "delta": "failed",
     }
     away = the_line(log_lines, "no-database")
     assert (away["context"], away["outcome"]) == ("fail-open", "answered")
-    assert (the_line(log_lines, "delta")["status"], the_line(log_lines, "delta")["outcome"]) == (503, "failed")
+    assert the_line(log_lines, "delta")["status"] == 503
+    assert counted == Counter(outcomes.values()) + Counter(["answered"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech"])
+async def test_a_reply_that_breaks_off_in_an_event_is_interrupted(
+    store: Database, raw: RawUpstream, log_lines: io.StringIO, key: str, path: str
+):
+    with serve(store, raw.url) as service:
+        raw.answer(http_head(content_length="500"), sse("a word", role=True), b'data: {"choi')
+        async with wire(service) as line:
+            await line.send(request_bytes(body_of("hello", stream=True), path=path, X_Request_Id=key))
+            await line.until(b"a word")
+            await until(lambda: call_lines(log_lines, key))
+    assert the_line(log_lines, key)["outcome"] == "interrupted"
+    assert the_line(log_lines, key)["status"] == 200
+
+
+async def test_overhead_of_the_log_line_is_that_of_the_metric(
+    store: Database, model: Model, log_lines: io.StringIO, key: str
+):
+    with serve(store, model.url) as service:
+        for stream in (False, True):
+            name = f"{key}-{stream}"
+            await post(service, body_of("hello", user=key, stream=stream), X_Request_Id=name)
+        await until(lambda: call_lines(log_lines, f"{key}-True"))
+        text = httpx.get(f"{service.url}/metrics", timeout=10).text
+    lines = [the_line(log_lines, f"{key}-{stream}") for stream in (False, True)]
+    measured = float(re.findall(r"tersely_overhead_seconds_sum (\S+)", text)[0])
+    assert sum(line["overhead_ms"] for line in lines) == pytest.approx(measured * 1000, abs=0.02)
+    for line in lines:
+        assert line["overhead_ms"] + line["upstream_ms"] == pytest.approx(line["duration_ms"], abs=20)
 
 
 async def test_a_client_that_goes_away(store: Database, raw: RawUpstream, log_lines: io.StringIO, key: str):

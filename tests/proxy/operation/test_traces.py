@@ -155,13 +155,14 @@ async def test_traces_mark_failures_without_message_text(database: Database, mod
     (upstream,) = [child for child in collector.children(call) if child.kind == 3]
     assert upstream.has_failed
     assert upstream.attributes["error.type"] == "429"
-    assert call.attributes["tersely.outcome"] == "upstream_error"
+    assert call.attributes["tersely.outcome"] == "upstream_limited"
     with serve(database, "http://127.0.0.1:9/v1") as service, httpx.Client(base_url=service.url, timeout=30) as http:
         assert http.post("/v1/chat/completions", json=body).status_code == 502
         collector.wait(2)
     call = collector.calls()[-1]
     (upstream,) = [child for child in collector.children(call) if child.kind == 3]
     assert call.has_failed
+    assert call.attributes["tersely.outcome"] == "upstream_error"
     assert upstream.has_failed
     assert upstream.attributes["error.type"] == "UpstreamUnavailable"
     assert SECRET not in exported_text(collector)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 from tersely.api.transport.body import App, Message, Receive, Scope, Send
 from tersely.api.transport.request_ids import caller_request_id, current, new_request_id, with_request_id
 from tersely.service.common.call_fields import fields
+from tersely.service.common.outcomes import CLIENT_GONE, settle_outcome
 
 _log = logging.getLogger("tersely.calls")
 
@@ -23,7 +23,6 @@ _SHOWN: dict[bytes, tuple[str, Callable[[bytes], Any]]] = {
     b"x-tersely-session": ("session", bytes.decode),
     b"x-tersely-tokens-before": ("tokens_before", int),
     b"x-tersely-tokens-after": ("tokens_after", int),
-    b"x-tersely-overhead-ms": ("overhead_ms", float),
 }
 
 
@@ -41,7 +40,7 @@ class CallLog:
         given = caller_request_id(scope["headers"])
         request_id = given or new_request_id()
         current.set(request_id)
-        line: dict[str, Any] = {"method": scope["method"], "status": 499}
+        line: dict[str, Any] = {"method": scope["method"], "status": CLIENT_GONE}
         fields.set(line)
         began = time.perf_counter()
 
@@ -57,24 +56,12 @@ class CallLog:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:
-            line.setdefault("outcome", "client_gone")
-            raise
-        except BaseException:
-            line.setdefault("outcome", "interrupted")
+        except BaseException as error:
+            settle_outcome(line["status"], error)
             raise
         finally:
-            line.setdefault("outcome", _outcome(line["status"]))
+            settle_outcome(line["status"])
             line["duration_ms"] = round((time.perf_counter() - began) * 1000, 2)
             level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
             if _log.isEnabledFor(level):
                 _log.log(level, "call", extra={"call": line})
-
-
-def _outcome(status: int) -> str:
-    """Return the outcome of a request for which no outcome was recorded."""
-    if status == 499:
-        return "client_gone"
-    if status >= 500:
-        return "failed"
-    return "refused" if status >= 400 else "answered"

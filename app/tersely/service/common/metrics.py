@@ -30,6 +30,7 @@ from tersely.domain.limits import LIMIT_NAMES
 from tersely.domain.messages import Dialect
 from tersely.domain.tools.catalog import TOOLS
 from tersely.service.common.host_metrics import BuildInfo, DiskSpace, Processes, own_process
+from tersely.service.common.outcomes import OUTCOMES
 from tersely.service.common.tally import Tally
 from tersely.strategies.epochs.policies import REASONS
 from tersely.strategies.presets import STRATEGIES
@@ -64,8 +65,6 @@ REPAIRS = (
     "empty_content",
     "empty_message",
 )
-# Of calls to model hosts; `gone`: the client left.
-OUTCOMES = ("answered", "refused", "limited", "failed", "gone")
 DIALECTS: tuple[str, ...] = get_args(Dialect)
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -128,13 +127,6 @@ def _known_requests() -> Iterator[tuple[str, ...]]:
     yield from product(("api", "mcp"), ("",), ("",), STATUSES)
 
 
-def outcome_of(status: str) -> str:
-    """Return what came of a call to a model host, one of `OUTCOMES`."""
-    if status.startswith("2"):
-        return "answered"
-    return {"429": "limited", "499": "gone"}.get(status, "refused" if status.startswith("4") else "failed")
-
-
 # Every metric, by its attribute of `Metrics`.
 TABLE: dict[str, MetricSpec] = {
     "requests": _counter(
@@ -150,7 +142,10 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "host_calls": _counter(
         "tersely_host_calls_total",
-        "Model calls by the model host that they went to. The default host of a dialect has no name.",
+        (
+            "Model calls by their model host and by what came of them. The default host of a dialect has no name; "
+            "calls that Tersely refuses before it knows their host count there."
+        ),
         labels=("host", "dialect", "outcome"),
         start=product(("",), DIALECTS, OUTCOMES),
     ),

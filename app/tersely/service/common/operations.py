@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.auth import DEFAULT_TENANT
 from tersely.service.common.call_board import CallBoard, SideCallExample
 from tersely.service.common.metrics import Metrics
+from tersely.service.common.outcomes import OUTCOMES, Outcome
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import current_revision
 
@@ -41,11 +43,7 @@ class HostFigures:
     name: str
     dialect: str
     address: str
-    answered: int
-    refused: int
-    limited: int
-    failed: int
-    gone: int
+    counts: Mapping[Outcome, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,19 +161,15 @@ class Operations:
         )
 
     def _host(self, samples: _Samples, name: str, dialect: str) -> HostFigures:
-        counts: Counter[str] = Counter()
+        counts = dict.fromkeys(OUTCOMES, 0)
         for labels, value in samples.of("tersely_host_calls_total"):
             if labels.get("host", "") == name and labels.get("dialect") == dialect:
-                counts[labels.get("outcome", "")] += round(value)
+                counts[cast(Outcome, labels.get("outcome"))] += round(value)
         return HostFigures(
             name=name,
             dialect=dialect,
             address=self._hosts[name, dialect],
-            answered=counts["answered"],
-            refused=counts["refused"],
-            limited=counts["limited"],
-            failed=counts["failed"],
-            gone=counts["gone"],
+            counts=counts,
         )
 
 

@@ -23,6 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tersely.dialects.headers import Headers
 from tersely.domain.messages import Dialect
+from tersely.service.common.outcomes import CLIENT_GONE, settle_outcome
 
 StepName = Literal["recognition", "context", "store"]
 P = ParamSpec("P")
@@ -150,7 +151,7 @@ class CallTrace:
     def finish(self, line: Mapping[str, Any]) -> None:
         """End every span. ``line``: the fields of the call's log line."""
         call = self._span
-        status = line.get("status", 499)
+        status = line.get("status", CLIENT_GONE)
         if "route" in line:
             call.name = f"{line.get('method', '')} {line['route']}".strip()
         call.attributes |= {to: line[name] for name, to in _SHOWN.items() if line.get(name) is not None}
@@ -262,8 +263,10 @@ class Tracing:
             yield
         except BaseException as error:
             trace.fail(error)
+            settle_outcome(line.get("status", CLIENT_GONE), error)
             raise
         finally:
+            settle_outcome(line.get("status", CLIENT_GONE))
             _active.reset(token)
             trace.finish(line)
 

@@ -27,7 +27,8 @@ class CallTimer:
     def observe(self, call: Call, sent_at: float, ended_at: float) -> None:
         """Observe a call that is over now, whose reply ended at ``ended_at``."""
         upstream = max(0.0, ended_at - sent_at)
-        add_fields(upstream_ms=round(upstream * 1000, 2))
+        overhead = max(0.0, (sent_at - call.received) + (self.now() - ended_at))
+        add_fields(upstream_ms=round(upstream * 1000, 2), overhead_ms=round(overhead * 1000, 2))
         tally = self._metrics.tally
         tally.observe(self._metrics.upstream, upstream)
-        tally.observe(self._metrics.overhead, max(0.0, (sent_at - call.received) + (self.now() - ended_at)))
+        tally.observe(self._metrics.overhead, overhead)
