@@ -33,6 +33,14 @@ ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 # What stands in for Grafana's own variables.
 VARIABLES = {"$__rate_interval": "1m", "$instance": ".*", "$job": "tersely"}
 
+# What the load counts at the least, where a panel would also show series that stay 0.
+COUNTED = {
+    'tersely_host_calls_total{host="",outcome="answered"}': 59,
+    'tersely_host_calls_total{host="away",outcome="upstream_error"}': 1,
+    'tersely_host_calls_total{outcome="refused"}': 2,
+    'tersely_shadow_calls_total{result="judged"}': 1,
+}
+
 
 def program(name: str) -> str:
     found = shutil.which(name)
@@ -159,6 +167,9 @@ def load(url: str, model: Model) -> None:
         chat("window", [{"role": "user", "content": "call manage_scratchpad"}], **{"x-tersely-strategy": "window"})
         title = {"role": "system", "content": "You are a title generator. You output ONLY a thread title."}
         chat("title", [title, {"role": "user", "content": "hello"}])
+        assert chat("trial", [{"role": "user", "content": "hello"}]).status_code == 200
+        away = {"model": "away", "messages": [{"role": "user", "content": "hello"}]}
+        assert http.post("/v1/chat/completions", json=away).status_code == 502
         for body in (b"{", b'{"model": "m", "messages": 7}'):
             http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
 
@@ -171,10 +182,11 @@ def has_number(values: list[float]) -> bool:
 @pytest.mark.timeout(240)
 def test_every_panel_and_every_alert_finds_data(database: Database, tmp_path: Path):
     program("prometheus")
+    upstreams = {"away": {"dialect": "openai", "base_url": "http://127.0.0.1:9", "models": ["away"]}}
     with (
         many(relay(database)) as (way,),
         scripted() as model,
-        serve(database, model.url, dsn=way.dsn, chat_commands="on") as service,
+        serve(database, model.url, dsn=way.dsn, chat_commands="on", shadow="window", upstreams=upstreams) as service,
         prometheus([f"127.0.0.1:{service.port}"], tmp_path) as watcher,
     ):
         wait_until(lambda: watcher.scrapes() >= 2, 30)
@@ -192,6 +204,8 @@ def test_every_panel_and_every_alert_finds_data(database: Database, tmp_path: Pa
                 if not has_number(watcher.values(expression)):
                     empty[f"{panel['title']}: {expression}"] = watcher.values(expression)
         assert not empty
+        for series, least in COUNTED.items():
+            assert sum(watcher.values(series)) >= least, series
 
         rules = watcher.ask("rules")["groups"][0]["rules"]
         assert {rule["health"] for rule in rules} == {"ok"}
