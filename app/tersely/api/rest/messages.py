@@ -19,7 +19,10 @@ After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="A sequence number. T
 Seq = Annotated[int, Path(ge=1, le=MAX_SEQ, description="The message's sequence number.")]
 Key = Annotated[
     str | None,
-    Header(description="A second request with the same key and messages stores nothing and gets the same answer."),
+    Header(
+        json_schema_extra={"minLength": 1, "maxLength": 256},
+        description="A second request with the same key and messages stores nothing and gets the same answer.",
+    ),
 ]
 
 

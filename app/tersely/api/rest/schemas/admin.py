@@ -29,7 +29,10 @@ class NewKey(Body):
         None, description="`read`: only read over REST; `proxy`: only call models; null: everything."
     )
     client: str | None = Field(
-        None, min_length=1, max_length=64, description="The only client that may use it, by its name in lists of calls."
+        None,
+        min_length=1,
+        max_length=32,
+        description="The only client that may use it, as lists of calls name it: a-z, 0-9, and `. _ -` (not first).",
     )
     days: int | None = Field(None, ge=1, le=MAX_DAYS, description="Days after which the key expires.")
 

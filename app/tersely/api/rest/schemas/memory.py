@@ -18,8 +18,12 @@ class NewMemo(Body):
         }
     )
 
-    content: str = Field(description="At most 8,000 characters.")
-    tags: list[str] = Field(default_factory=list, description="At most 20, of 1 to 64 characters; case does not count.")
+    content: str = Field(description="At most 8,000 characters.", json_schema_extra={"maxLength": 8_000})
+    tags: list[str] = Field(
+        default_factory=list,
+        description="At most 20, of 1 to 64 characters; case does not count.",
+        json_schema_extra={"maxItems": 20, "items": {"type": "string", "minLength": 1, "maxLength": 64}},
+    )
     session: str | None = Field(None, max_length=256, description="The session that it comes from.")
 
 

@@ -16,11 +16,15 @@ class CreateSession(Body):
         json_schema_extra={"examples": [{"id": "support-4711", "strategy": {"name": "slim", "recent_turns": 5}}]}
     )
 
-    id: str | None = Field(None, description="1 to 256 printable characters. Default: generated.")
+    id: str | None = Field(
+        None, min_length=1, max_length=256, description="1 to 256 printable characters. Default: generated."
+    )
     strategy: Setting = Field(None, examples=["slim", {"name": "slim", "recent_turns": 5}])
     epoch: Setting = Field(None, examples=["auto", "every_request", {"high": 32000, "low": 12000}, {"stride": 8}])
     metadata: dict[str, Any] | None = Field(None, description="Any JSON object of at most 16 KiB.")
-    parent: str | None = Field(None, max_length=256, description="The id of the session that this one belongs to.")
+    parent: str | None = Field(
+        None, min_length=1, max_length=256, description="The id of the session that this one belongs to."
+    )
 
 
 class PatchSession(Body):

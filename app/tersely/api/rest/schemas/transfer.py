@@ -47,8 +47,8 @@ class ImportSession(Body):
             "The wire format of the context. Default: detected from the messages; `openai_chat` for plain text."
         ),
     )
-    id: str | None = None
-    parent: str | None = Field(None, max_length=256)
+    id: str | None = Field(None, min_length=1, max_length=256)
+    parent: str | None = Field(None, min_length=1, max_length=256)
     strategy: Setting = None
     epoch: Setting = None
     metadata: dict[str, Any] | None = None
