@@ -9,16 +9,22 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from typing_extensions import override
 
+from tersely.server.host_check import check_hosts_in_background
 from tersely.server.run import HEALTH_SECONDS
+from tersely.settings import Settings
+from tests.support.loops import wait_until
 from tests.support.processes import AWAY, greeting, postgres_of, start
 
 
@@ -105,6 +111,47 @@ def test_a_service_is_not_its_own_model_host(setting: str, value: str, name: str
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     assert errors.splitlines() == [f"tersely: {name}:{port} is this service itself: name the model host"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_service_that_is_its_model_host_by_another_name_says_so(workers: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://someone:secret@127.0.0.2:{port}/v1"
+    # All of 127.0.0.0/8 leads to a service that listens on 0.0.0.0.
+    process = start(
+        "--host", "0.0.0.0", "--port", port, "--workers", workers,
+        DATABASE_URL=AWAY, TERSELY_INSECURE="1", TERSELY_OPENAI_BASE_URL=url,
+    )  # fmt: skip
+    assert process.stderr is not None
+    line = next(line for line in process.stderr if "is a Tersely service" in line)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert json.loads(line)["level"] == "error"
+    assert "TERSELY_OPENAI_BASE_URL: 127.0.0.2 is a Tersely service, not a model host" in json.loads(line)["message"]
+    assert "secret" not in line
+
+
+def test_only_configured_hosts_are_asked_and_until_they_answer() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    class Host(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append((self.path, self.headers.get("authorization")))
+            self.send_response(502 if len(asked) == 1 else 404)
+            self.end_headers()
+
+        @override
+        def log_message(self, *args: object, **named: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://user:secret@127.0.0.1:{server.server_port}/llm/v1"
+        check_hosts_in_background(Settings(_env_file=None, openai_base_url=url), (0.0, 0.1, 0.2))
+        wait_until(lambda: not any(thread.name == "host-check" for thread in threading.enumerate()), 10)
+        server.shutdown()
+    assert asked == [("/llm/", None)] * 2
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

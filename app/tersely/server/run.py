@@ -34,6 +34,7 @@ from tersely.composition.application import build
 from tersely.embedded_postgres import EmbeddedPostgresError, default_data_dir, open_embedded_postgres
 from tersely.fakellm.scripted import ScriptedModel, run_scripted
 from tersely.server.errors import CommandError
+from tersely.server.host_check import check_hosts_in_background
 from tersely.server.workers import GracefulServer, Workers
 from tersely.settings import (
     LOOPBACK,
@@ -321,6 +322,8 @@ def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> No
         f"  stop:     Ctrl-C",
         flush=True,
     )
+    if not is_scripted:
+        check_hosts_in_background(settings)
 
 
 @contextmanager
