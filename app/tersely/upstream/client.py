@@ -19,7 +19,7 @@ from yarl import URL
 from tersely.domain.errors import ShuttingDown, UpstreamUnavailable
 from tersely.upstream.connection import BrokenOff, Connection, Headers, Interrupted
 from tersely.upstream.pool import ConnectionPool
-from tersely.upstream.request_head import begin_head, end_head
+from tersely.upstream.request_head import begin_head, end_head, write_fields
 
 # Maximum of bytes that are unpacked at a time, whatever the compression.
 MAX_INFLATED = 1024 * 1024
@@ -283,10 +283,12 @@ class Upstream:
         body: bytes,
         *,
         heads: MutableMapping[object, Any] | None = None,
+        added: Iterable[tuple[str, str]] = (),
     ) -> PendingReply:
         """Send a request at once, where a connection is free; the rest is up to `PendingReply.reply`.
 
         ``heads``: where the head is kept for another request with this method and path, and these very headers.
+        ``added``: headers of this request alone.
         Raises `UpstreamUnavailable`.
         """
         assert self._pool is not None
@@ -300,6 +302,8 @@ class Upstream:
                 beginning = self._begin_head(method, path, headers)
                 if heads is not None:
                     heads[self] = headers, beginning
+            if added:
+                beginning += write_fields(added)
             head = end_head(beginning, method, len(body))
             connection = self._pool.take()
             if connection is not None:

@@ -55,6 +55,7 @@ class InProcessUpstream(Upstream):
         body: bytes,
         *,
         heads: MutableMapping[object, Any] | None = None,
+        added: Iterable[tuple[str, str]] = (),
     ) -> PendingReply:
         """Take the request."""
         return PendingReply(self, None, method, b"", body)

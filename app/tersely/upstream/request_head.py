@@ -30,11 +30,16 @@ def end_head(beginning: bytes, method: str, length: int) -> bytes:
 def begin_head(method: str, target: str, host: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """Return a head without its end, which depends on the body. Raises `ValueError` for invalid characters."""
     line = f"{method} {target}"
-    lines = [f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _OURS]
-    fields = "".join(lines)
     if _LINE.fullmatch(line) is None:
         raise ValueError("no request line")
+    return f"{line} HTTP/1.1\r\nHost: {host}\r\n".encode("utf-8", "surrogateescape") + write_fields(headers)
+
+
+def write_fields(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return the lines of headers. Raises `ValueError` for invalid characters."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _OURS]
+    fields = "".join(lines)
     # Checking all at once is faster, but one header could look like two.
     if fields.count("\n") != len(lines) or _HEADERS.fullmatch(fields) is None:
         raise ValueError("a header that breaks out of its line")
-    return f"{line} HTTP/1.1\r\nHost: {host}\r\n{fields}".encode("utf-8", "surrogateescape")
+    return fields.encode("utf-8", "surrogateescape")

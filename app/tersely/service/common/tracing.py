@@ -57,7 +57,7 @@ _USAGE = {
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
 _propagator = TraceContextTextMapPropagator()
-_FIELDS = frozenset(_propagator.fields)
+TRACE_HEADERS = frozenset(_propagator.fields)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _SAMPLED_RANDOM = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
 _active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
@@ -199,13 +199,13 @@ class UpstreamTrace:
     def __init__(self, span: CallSpan) -> None:
         self.span = span
 
-    def headers(self, headers: Headers) -> Headers:
-        """Return the headers with this span as the parent of what the host does."""
+    def headers(self) -> Headers:
+        """Return the headers that make this span the parent of what the host does."""
         context = self.span.context
         own = [("traceparent", f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")]
         if context.trace_state:
             own.append(("tracestate", context.trace_state.to_header()))
-        return [(name, value) for name, value in headers if name not in _FIELDS] + own
+        return own
 
     def answered(self, status: int) -> None:
         """Record the status of the reply, whose headers are there."""

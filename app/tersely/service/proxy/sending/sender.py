@@ -15,7 +15,7 @@ from tersely.dialects.headers import upstream_headers
 from tersely.domain.errors import UpstreamUnavailable
 from tersely.domain.messages import Reasoning, Text
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.common.tracing import UpstreamTrace, active_trace
+from tersely.service.common.tracing import TRACE_HEADERS, UpstreamTrace, active_trace
 from tersely.service.limits.admission import end_turn
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.sending.sent_call import SentCall, StartedReply
@@ -96,8 +96,12 @@ class Sender:
         if (trace := active_trace()) is None:
             return self._upstream.begin(call.method, call.path, headers, body, heads=call.by_headers)
         span = trace.open_upstream(self._dialect.name, self._upstream.address)
+        heads = call.by_headers
+        if any(name in TRACE_HEADERS for name, _ in headers):
+            headers, heads = [(name, value) for name, value in headers if name not in TRACE_HEADERS], {}
         try:
-            return TracedReply(self._upstream.begin(call.method, call.path, span.headers(headers), body), span)
+            pending = self._upstream.begin(call.method, call.path, headers, body, heads=heads, added=span.headers())
+            return TracedReply(pending, span)
         except UpstreamUnavailable as error:
             span.fail(error)
             raise
