@@ -248,3 +248,37 @@ def test_the_ingress_passes_every_route_but_metrics(helm: Helm) -> None:
 
     inside = {"/", "/metrics", "/healthz", "/readyz"}
     assert {path for path in document["paths"] if not passes(path)} == inside
+
+
+def worst_memory(workers: int, **given: Any) -> str:
+    """The memory of a pod when everything that the settings bound is in use, as docs/scaling.md adds it up."""
+    settings = Settings(_env_file=None, **given)
+    mib = 1024**2
+    children = settings.query_children * (settings.query_memory // mib + 64)
+    caches = 6 * settings.session_cache_budget // mib
+    worker = 320 + settings.live_sessions_budget // mib + caches + settings.body_memory + children
+    return f"{256 + workers * worker}Mi"
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [
+        (1, {}),
+        (3, {"live_sessions": 64, "body_memory": 1024}),
+        (1, {"live_sessions": "off", "query_children": 1, "query_memory": 67108864}),
+        (2, {"live_sessions": "128", "query_memory": "536870912"}),
+    ],
+)
+def test_memory_limit_covers_what_the_settings_allow(helm: Helm, workers: int, settings: dict[str, Any]) -> None:
+    texts = {name: str(value) for name, value in settings.items()}
+    resources = container(helm.render(EXISTING | {"workers": workers, "settings": settings}))["resources"]
+    assert resources["limits"] == {"memory": worst_memory(workers, **texts)}
+    assert resources["requests"]["memory"] == "1Gi"
+
+
+def test_given_resources_win_over_the_computed_limit(helm: Helm) -> None:
+    given = {"requests": {"memory": "2Gi"}, "limits": {"memory": "9Gi", "cpu": "4"}}
+    assert container(helm.render(EXISTING | {"resources": given}))["resources"]["limits"] == given["limits"]
+    only_cpu = {"limits": {"cpu": "4"}}
+    limits = container(helm.render(EXISTING | {"resources": only_cpu}))["resources"]["limits"]
+    assert limits == {"cpu": "4", "memory": worst_memory(1)}
