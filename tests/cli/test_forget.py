@@ -53,6 +53,18 @@ async def rows(database: Database, tenant: str) -> dict[str, int]:
         await admin.close()
 
 
+@pytest.mark.parametrize("user", ["Jörg", "漢字", "🎉", 'a"b\\c', "line\nbreak", "\x7f", "lone \ud800"])
+@pytest.mark.parametrize("beside", ["", "\ud800"])
+async def test_users_of_any_name_are_found(database: Database, run: Run, user: str, beside: str):
+    body = json.dumps({"id": "theirs", "metadata": {"user": user, "note": beside}})
+    with scripted() as model, serve(database, model.url) as service, httpx.Client(base_url=service.url) as http:
+        answer = http.post("/api/sessions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 201, answer.text
+        http.post("/api/sessions", json={"id": "other", "metadata": {"user": "Jorg"}}).raise_for_status()
+    code, text = await run("forget", "--user", user, "--yes")
+    assert (code, json.loads(text)["sessions"]) == (0, ["theirs"])
+
+
 def talk(http: httpx.Client, session: str, **more: Any) -> None:
     http.post("/api/sessions", json={"id": session, **more}).raise_for_status()
     history: list[dict[str, Any]] = []

@@ -121,7 +121,7 @@ def _disk(directory: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     text = f"{free / 1024**3:,.2f} GiB free at {directory}"
     if not existing.is_dir():
-        advice = "remove it, or set TERSELY_DATA_DIR"
+        advice = "set TERSELY_DATA_DIR to a directory"
         return Finding(state="fail", subject="disk", text=f"{existing} is not a directory", advice=advice)
     if not os.access(existing, os.W_OK):
         advice = "change its owner, or set TERSELY_DATA_DIR"

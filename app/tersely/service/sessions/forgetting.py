@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tersely.dialects.wire import raw_json
 from tersely.domain.errors import NotFound
 from tersely.service.common.replay_tenants import replay_tenant
 from tersely.store.commit import exchanges, spool
@@ -70,9 +71,10 @@ class Forgetting:
 
     async def _of_user(self, tenant: str, user: str) -> list[str]:
         """Return the sessions whose metadata name that user at their top level."""
-        word = json.dumps(user)[1:-1].encode()
+        # Metadata are stored in UTF-8, or with escapes where they hold what UTF-8 cannot write.
+        words = raw_json.dump(user)[1:-1], json.dumps(user)[1:-1].encode()
         found = []
-        for session_id, text in await tenants.with_metadata(self._database, tenant, word):
+        for session_id, text in await tenants.with_metadata(self._database, tenant, *words):
             metadata = json.loads(text)
             if isinstance(metadata, dict) and any(metadata.get(name) == user for name in USER_NAMES):
                 found.append(session_id)

@@ -28,7 +28,9 @@ SELECT id FROM family ORDER BY id
 LOCK = "SELECT id FROM sessions WHERE tenant_id = $1 AND id = ANY ($2) ORDER BY id FOR UPDATE"
 ORPHAN = "UPDATE sessions SET parent = NULL, version = version + 1 WHERE tenant_id = $1 AND parent = ANY ($2)"
 OF_USER = """
-SELECT id, metadata FROM sessions WHERE tenant_id = $1 AND id > $2 AND position($3 IN metadata) > 0 ORDER BY id LIMIT $4
+SELECT id, metadata FROM sessions
+WHERE tenant_id = $1 AND id > $2 AND (position($3 IN metadata) > 0 OR position($4 IN metadata) > 0)
+ORDER BY id LIMIT $5
 """
 # Sessions that one transaction deletes, and its time limit in seconds.
 BATCH = 100
@@ -97,13 +99,13 @@ async def family_of(database: Database, tenant: str, ids: Sequence[str]) -> list
         return [row["id"] for row in await connection.fetch(DESCENDANTS, tenant, ids)]
 
 
-async def with_metadata(database: Database, tenant: str, word: bytes) -> list[tuple[str, bytes]]:
-    """Return id and metadata of the sessions whose metadata contain these bytes."""
+async def with_metadata(database: Database, tenant: str, word: bytes, other: bytes) -> list[tuple[str, bytes]]:
+    """Return id and metadata of the sessions whose metadata contain one of the words."""
     found: list[tuple[str, bytes]] = []
     last = ""
     while True:
         async with database.transaction(tenant, limit=LIMIT) as connection:
-            rows = await connection.fetch(OF_USER, tenant, last, word, 1_000)
+            rows = await connection.fetch(OF_USER, tenant, last, word, other, 1_000)
         found += [(row["id"], row["metadata"]) for row in rows]
         if not rows:
             return found
