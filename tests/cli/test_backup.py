@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import json
 import os
@@ -309,3 +310,37 @@ async def test_a_plain_dump_of_the_owner_holds_no_rows(database: Database):
     silent = await dump("--enable-row-security")
     assert silent.returncode == 0
     assert "FROM stdin;\n\\.\n" in silent.stdout, "it holds no row"
+
+
+async def test_a_second_backup_to_the_same_file_is_refused(database: Database, run: Run, tmp_path: Path):
+    """Both would write into the same unfinished file, and the first one's name would go to the second one's part."""
+    part = tmp_path / "b.tgz.part"
+    with part.open("wb") as first:
+        first.write(b"half")
+        first.flush()
+        fcntl.flock(first, fcntl.LOCK_EX)
+        done = await run(database, "backup", str(tmp_path / "b.tgz"))
+        assert (done.returncode, done.stderr) == (1, f"tersely: another backup to {tmp_path}/b.tgz is under way\n")
+        assert part.read_bytes() == b"half"
+    # What a killed backup leaves is in nobody's way.
+    assert (await run(database, "backup", str(tmp_path / "b.tgz"))).returncode == 0
+    assert not part.exists()
+    assert (tmp_path / "b.tgz").stat().st_mode & 0o777 == 0o600
+    assert read_manifest(tmp_path / "b.tgz").revision
+
+
+async def test_backups_at_once_leave_one_whole_file(database: Database, run: Run, tmp_path: Path):
+    await fill(database)
+    path = tmp_path / "b.tgz"
+    done = await asyncio.gather(*(run(database, "backup", str(path), "--force") for _ in range(4)))
+    assert 0 in {each.returncode for each in done}
+    assert {each.stderr for each in done if each.returncode} <= {f"tersely: another backup to {path} is under way\n"}
+    assert read_manifest(path).revision
+    assert sorted(each.name for each in tmp_path.glob("b.tgz*")) == ["b.tgz"]
+
+
+async def test_a_link_in_place_of_the_unfinished_file_is_refused(database: Database, run: Run, tmp_path: Path):
+    (tmp_path / "victim").write_bytes(b"mine")
+    (tmp_path / "b.tgz.part").symlink_to(tmp_path / "victim")
+    assert (await run(database, "backup", str(tmp_path / "b.tgz"))).returncode == 1
+    assert (tmp_path / "victim").read_bytes() == b"mine"

@@ -9,6 +9,7 @@ and reads it back to compare count and digest before anything is committed.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import json
@@ -323,19 +324,28 @@ def _read_archive(path: Path) -> Iterator[tuple[gzip.GzipFile, tarfile.TarFile]]
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when it is complete and on disk."""
+    """Open a file that gets its name when it is complete and on disk. Raises `BackupError` if another process writes
+    it: both would write into the same unfinished file.
+    """
     part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    part.touch(mode=0o600, exist_ok=False)
-    try:
-        with part.open("wb") as file:
+    with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file.fileno()), part.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        if not is_ours:
+            raise BackupError(f"another backup to {path} is under way")
+        try:
+            part.chmod(0o600)
+            file.truncate()
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.rename(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+            part.rename(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _add(archive: tarfile.TarFile, name: str, content: Any, now: datetime) -> None:
