@@ -315,6 +315,25 @@ async def test_meter_plans_nothing_and_off_ends_a_shadow(
     assert (stats["tokens_before"] == stats["tokens_after"]) is (shadow == "meter")
 
 
+async def test_figures_are_those_of_the_strategy_that_was_tried_last(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    history: list[tuple[str, str]] = []
+    session = ""
+    for turn, tried in enumerate(("slim", "slim", "window", "window", "window")):
+        history.append(("user", f"Question {turn} of {key}."))
+        model.script(key, ScriptedReply(message={"role": "assistant", "content": f"Answer {turn}."}))
+        body = WIRES["openai_chat"].body(history)
+        session = (await post(replicas[0], body, X_Script=key, X_Tersely_Shadow=tried)).session
+        history.append(("assistant", f"Answer {turn}."))
+    rows = await judged(replicas[0], session, 5)
+
+    shadow = (await get(replicas[0], f"/api/sessions/{session}/stats"))["shadow"]
+    assert (shadow["strategy"], shadow["calls"]) == ("window", 3)
+    assert shadow["tokens"] == sum(row["tokens"] for row in rows[2:])
+    assert "of 3 calls" in shadow["text"]
+
+
 async def test_unknown_shadow_is_refused(service: Service) -> None:
     answer = await post(service, body_of("Hello"), X_Tersely_Shadow="slimmer")
 

@@ -52,13 +52,14 @@ SUMS = f"""
     count(*) FILTER (WHERE f.cost IS NOT NULL AND f.full_cost IS NOT NULL) AS priced_calls,
     count(*) FILTER (WHERE f.lost_pointing > 0 OR f.ready < f.full_ready) AS missing_calls
 """
-OF_SESSION = f"SELECT {SUMS} FROM shadow_calls AS f WHERE f.tenant_id = $1 AND f.session_id = $2"
+# A session may have tried several strategies one after the other; its figures are those of the last one.
 OF_SESSIONS = f"""
-SELECT f.session_id, max(s.strategy) AS strategy, {SUMS} FROM shadow_calls AS f
-JOIN shadows AS s ON s.tenant_id = f.tenant_id AND s.session_id = f.session_id
-WHERE f.tenant_id = $1 AND f.session_id = ANY($2::text[]) GROUP BY f.session_id
+SELECT f.session_id, max(s.strategy) AS strategy, {SUMS} FROM shadows AS s
+JOIN shadow_calls AS last ON last.tenant_id = s.tenant_id AND last.session_id = s.session_id
+    AND last.number = s.last_call
+JOIN shadow_calls AS f ON f.tenant_id = s.tenant_id AND f.session_id = s.session_id AND f.strategy = last.strategy
+WHERE s.tenant_id = $1 AND s.session_id = ANY($2::text[]) GROUP BY f.session_id
 """
-STRATEGY = f"SELECT strategy FROM shadows WHERE {HERE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +185,10 @@ async def advance(
 
 
 async def of_session(connection: Connection, tenant: str, session_id: str) -> tuple[str, ShadowSums] | None:
-    """Return the strategy that was tried last in a session, and the sums of its judged calls; None without any."""
-    strategy = await connection.fetchval(STRATEGY, tenant, session_id)
-    row = await connection.fetchrow(OF_SESSION, tenant, session_id)
-    return None if strategy is None or row is None else (strategy, ShadowSums(**dict(row)))
+    """Return the strategy that was tried last in a session, and the sums of the calls that were judged with it; None
+    without any.
+    """
+    return (await of_sessions(connection, tenant, [session_id])).get(session_id)
 
 
 async def of_sessions(
