@@ -42,7 +42,16 @@ def read(number: int, text: str, *, path: str = "src/app.py", name: str = "read"
 lines = st.one_of(
     st.sampled_from(FILE[:9]),
     st.sampled_from(
-        ["", "}", "12\tx", "007\tx", "  3→y", "a\tb", "[Repeated text: lines 1 to 4 of the result of f()]"]
+        [
+            "",
+            "}",
+            "12\tx",
+            "007\tx",
+            "  3→y",
+            "a\tb",
+            "1\u0663\tx",
+            "[Repeated text: lines 1 to 4 of the result of f()]",
+        ]
     ),
 )
 
@@ -164,6 +173,12 @@ def test_numbers_of_lines_are_no_difference() -> None:
     source = "the argument content of write(path=src/app.py)"
     assert texts(folded)[1] == f'[Repeated text: lines 1 to 40 of {source}, numbered from "     1\t"]'
     assert texts(folded)[2].endswith('numbered from "     7\t"]')
+
+
+def test_digits_of_other_scripts_are_no_numbers_of_lines() -> None:
+    other = "\n".join(f"1{chr(0x660 + n)}\t{line}" for n, line in enumerate(FILE[:10]))
+    entries = place(user("Read."), *read(1, PLAIN), *read(2, other, path="b.txt"))
+    assert texts(expand(fold_entries(entries, encode=estimate_text))) == texts(entries)
 
 
 def test_whoever_asks_twice_gets_the_whole_text() -> None:

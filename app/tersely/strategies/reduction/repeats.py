@@ -32,7 +32,7 @@ NAME_LENGTH = 120
 
 BEGIN = "[Repeated text: lines "
 # As `cat -n` and agents' read tools number lines.
-_NUMBER = re.compile(r" *(0|[1-9]\d{0,8})(→|\t)")
+_NUMBER = re.compile(r" *(0|[1-9][0-9]{0,8})(→|\t)")
 _REFERENCE = re.compile(
     r"\[Repeated text: lines (numbered )?(\d+) to (\d+) of (.*?)"
     r"(?:, (unnumbered)|, numbered from \"( *)(\d+)(→|\t)\")?\]"
