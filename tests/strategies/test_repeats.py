@@ -175,6 +175,22 @@ def test_numbers_of_lines_are_no_difference() -> None:
     assert texts(folded)[2].endswith('numbered from "     7\t"]')
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"timeout": 9, "command": "b" * 100}, f"read(command={'b' * 80}..., timeout=9)"),
+        ({"path": f"/home/{'deep/' * 20}app.py"}, f"read(path=...{('deep/' * 20)[-74:]}app.py)"),
+        ({"command": f"cat {'a' * 100}"}, f"read(command=cat {'a' * 76}...)"),
+        ({"path": "b.py", "note": "a" * 100}, "read(path=b.py)"),
+    ],
+    ids=["timeout", "path", "command", "both"],
+)
+def test_calls_with_long_arguments_have_a_name(arguments: dict[str, object], name: str) -> None:
+    first = [assistant("", call("c1", "read", arguments)), result("c1", PLAIN)]
+    folded = fold(user("Read."), *first, *read(2, PLAIN, name="view"))
+    assert texts(folded)[1] == f"[Repeated text: lines 1 to 40 of the result of {name}]"
+
+
 def test_digits_of_other_scripts_are_no_numbers_of_lines() -> None:
     other = "\n".join(f"1{chr(0x660 + n)}\t{line}" for n, line in enumerate(FILE[:10]))
     entries = place(user("Read."), *read(1, PLAIN), *read(2, other, path="b.txt"))

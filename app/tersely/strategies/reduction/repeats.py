@@ -29,6 +29,8 @@ MIN_SAVED = 100
 # So many occurrences of the same four lines are tried; files of equal lines would have thousands.
 MAX_OCCURRENCES = 4
 NAME_LENGTH = 120
+# A call is named by its arguments that are shorter.
+LONG_VALUE = 80
 
 BEGIN = "[Repeated text: lines "
 # As `cat -n` and agents' read tools number lines.
@@ -322,8 +324,19 @@ def _long_arguments(call: ToolCall) -> Iterable[tuple[str, str]]:
 def _name(call: ToolCall) -> str:
     """Name a call by tool and short arguments: ``read(path=src/app.py, offset=20)``."""
     values = _decode(call)
-    short = (f"{key}={value}" for key, value in values.items() if isinstance(value, str | int) and len(str(value)) < 80)
-    text = " ".join(f"{call.name}({', '.join(short) if values else call.arguments})".split())
+    short = {
+        key: value for key, value in values.items() if isinstance(value, str | int) and len(str(value)) < LONG_VALUE
+    }
+    if not any(isinstance(value, str) for value in short.values()):
+        # A long path or command says what the call is: a path by its end, all else by its beginning.
+        clipped: dict[str, str | int] = {
+            key: f"...{value[-LONG_VALUE:]}" if key in _PATHS else f"{value[:LONG_VALUE]}..."
+            for key, value in values.items()
+            if isinstance(value, str)
+        }
+        short = clipped | short
+    given = ", ".join(f"{key}={value}" for key, value in short.items()) if values else call.arguments
+    text = " ".join(f"{call.name}({given})".split())
     return head(text, NAME_LENGTH).replace("]", ")")
 
 
