@@ -222,45 +222,57 @@ def draw_epochs(measured: dict[str, Any]) -> str:
     )
 
 
-def prices(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    """Return the price of each file under each strategy, at cache prices of 1.25 and 0.1."""
-    return {(each["file"], each["strategy"]): each["prices"][0]["price"] for each in results}
+def whole_price(each: dict[str, Any]) -> float:
+    """Return a row's price with Tersely's instructions and tools, at cache prices of 1.25 and 0.1."""
+    first = each["prices"][0]
+    return float(first["price"] + first["own_instructions"])
+
+
+def lost_and_ready(each: dict[str, Any]) -> list[str]:
+    """Return a row's lost references and ready edits in words, as far as there are any calls of these kinds."""
+    lost = f"{each['lost_pointing']} of {each['pointing_calls']} lost" if each["pointing_calls"] else ""
+    ready = f"{each['edits_ready']} of {each['edits']} edits ready" if each.get("edits") else ""
+    return [words for words in (lost, ready) if words]
 
 
 def draw_savings(results: Sequence[dict[str, Any]]) -> str:
-    """Draw the price of each file's input relative to sending everything."""
-    price = prices(results)
+    """Draw what each file's input costs in all, relative to sending the history, and what is lost and ready."""
+    found = {(each["file"], each["strategy"]): each for each in results}
     calls = {each["file"]: each["calls"] / each["conversations"] for each in results}
     files = sorted(calls, key=lambda file: calls[file])
-    left, top, width, row = 250, 64, 480, 44
-    scale = width / 1.8
+    left, top, width, row = 250, 64, 480, 60
+    scale = width / 1.9
     height = row * len(files)
+    kinds = (
+        ("slim, auto", "auto", "slim, epochs (auto)"),
+        ("slim, auto, repeats", "cached", "the same, repeated text once"),
+        ("slim, every_request", "each", "slim, rebuilt at every request"),
+    )
     parts = [
-        text(20, 24, "Price of the input, relative to sending everything (1.0)", kind="bold"),
-        bar(20, 36, 10, 10, "auto"),
-        text(36, 45, "slim, epochs (auto)", kind="small"),
-        bar(170, 36, 10, 10, "each"),
-        text(186, 45, "slim, rebuilt at every request", kind="small"),
+        text(20, 24, "Price of the input with Tersely's instructions, relative to sending everything", kind="bold")
     ]
+    for number, (_, kind, words) in enumerate(kinds):
+        parts += [bar(20 + 200 * number, 36, 10, 10, kind), text(36 + 200 * number, 45, words, kind="small")]
     for tenth in (0, 5, 10, 15):
         x = left + scale * tenth / 10
         parts.append(line(x, top, x, top + height, "axis" if tenth in (0, 10) else "grid"))
         parts.append(text(x, top + height + 16, f"{tenth / 10:.1f}", kind="small", anchor="middle"))
+    listed = []
     for number, file in enumerate(files):
         y = top + row * number + 6
-        parts.append(text(left - 10, y + 12, file, anchor="end"))
-        parts.append(text(left - 10, y + 28, f"{calls[file]:.0f} calls a conversation", kind="small", anchor="end"))
-        for offset, policy, kind in ((0, "auto", "auto"), (16, "every_request", "each")):
-            value = price[file, f"slim, {policy}"]
+        parts.append(text(left - 10, y + 18, file, anchor="end"))
+        parts.append(text(left - 10, y + 34, f"{calls[file]:.0f} calls a conversation", kind="small", anchor="end"))
+        for offset, (strategy, kind, words) in zip((0, 16, 32), kinds, strict=True):
+            each = found.get((file, strategy))
+            if each is None:
+                continue
+            value = whole_price(each)
+            shown = ", ".join([f"{value:.3f}", *(lost_and_ready(each) if kind != "each" else [])])
             parts.append(bar(left, y + offset, scale * value, 13, kind))
-            parts.append(text(left + scale * value + 6, y + offset + 11, f"{value:.2f}", kind="small"))
-    listed = "; ".join(f"{f}: {price[f, 'slim, auto']:.2f} and {price[f, 'slim, every_request']:.2f}" for f in files)
+            parts.append(text(left + scale * value + 6, y + offset + 11, shown, kind="small"))
+            listed.append(f"{file}, {words}: {shown}")
     return svg(
-        780,
-        top + height + 34,
-        "Price of the input by data set",
-        f"With epochs and rebuilt at every request: {listed}.",
-        parts,
+        780, top + height + 34, "Price, lost references and ready edits by data set", f"{'; '.join(listed)}.", parts
     )
 
 
@@ -373,26 +385,19 @@ def slim_table(results: Sequence[dict[str, Any]]) -> str:
     """
     found = {(each["file"], each["strategy"]): each for each in results}
 
-    def price(each: dict[str, Any] | None) -> str:
+    def cells(each: dict[str, Any] | None) -> list[str]:
         if each is None:
-            return ""
-        first = each["prices"][0]
-        return f"{first['price'] + first['own_instructions']:.3f}"
+            return ["", "", ""]
+        lost = f"{each['lost_pointing']} of {each['pointing_calls']}" if each["pointing_calls"] else "none refer"
+        ready = f"{each['edits_ready']} of {each['edits']}" if each.get("edits") else "no edits"
+        return [f"{whole_price(each):.3f}", lost, ready]
 
-    def ready(each: dict[str, Any] | None) -> str:
-        if each is None:
-            return ""
-        return f"{each['edits_ready']} of {each['edits']}" if each.get("edits") else "no edits"
-
-    def lost(each: dict[str, Any]) -> str:
-        return f"{each['lost_pointing']} of {each['pointing_calls']}" if each["pointing_calls"] else "none refer"
-
-    lines = ["| file | price | lost references | ready edits | price, repeats | ready edits, repeats |"]
-    lines.append("|---|" + "---:|" * 5)
+    columns = ("price", "lost references", "ready edits")
+    names = [*columns, *(f"{name}, repeats" for name in columns)]
+    lines = [f"| file | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for file in sorted({file for file, _ in found}):
-        slim, repeats = found[file, "slim, auto"], found.get((file, "slim, auto, repeats"))
-        cells = [file, price(slim), lost(slim), ready(slim), price(repeats), ready(repeats)]
-        lines.append(f"| {' | '.join(cells)} |")
+        row = [file, *cells(found[file, "slim, auto"]), *cells(found.get((file, "slim, auto, repeats")))]
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 

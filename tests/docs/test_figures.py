@@ -42,6 +42,25 @@ def test_readme_table_quotes_the_replay(row: str, file: str) -> None:
     assert cells == [cell(RESULTS[file, f"slim, {policy}"]) for policy in ("auto", "every_request")]
 
 
+@pytest.mark.parametrize("strategy", ["slim, auto", "slim, auto, repeats"])
+def test_readme_table_and_picture_have_the_whole_price_and_what_is_lost_and_ready(strategy: str) -> None:
+    table = read("README.md").split("<!-- slim -->")[1].split("<!-- /slim -->")[0]
+    picture = read("docs/pictures/savings.svg")
+    for (file, measured), each in RESULTS.items():
+        if measured != strategy:
+            continue
+        whole = f"{each['prices'][0]['price'] + each['prices'][0]['own_instructions']:.3f}"
+        lost = f"{each['lost_pointing']} of {each['pointing_calls']}" if each["pointing_calls"] else ""
+        ready = f"{each['edits_ready']} of {each['edits']}" if each["edits"] else ""
+        (line,) = [line for line in table.splitlines() if line.startswith(f"| {file} ")]
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        assert cells[4 if strategy.endswith("repeats") else 1 :][:3] == [
+            whole, lost or "none refer", ready or "no edits",
+        ]  # fmt: skip
+        shown = [whole, f"{lost} lost" if lost else "", f"{ready} edits ready" if ready else ""]
+        assert f">{', '.join(filter(None, shown))}</text>" in picture
+
+
 def test_readme_counts_the_calls_of_the_replay() -> None:
     calls = sum(each["calls"] for (_, strategy), each in RESULTS.items() if strategy == "full")
     assert f"{calls:,} calls under each strategy" in " ".join(read("README.md").split())
