@@ -17,15 +17,20 @@ def price(file: str, strategy: str) -> float:
     return float(RESULTS[file, strategy]["prices"][0]["price"])
 
 
+def whole_price(each: dict[str, Any]) -> float:
+    """With Tersely's own instructions and tools."""
+    return float(each["prices"][0]["price"] + each["prices"][0]["own_instructions"])
+
+
 def cell(each: dict[str, Any]) -> str:
     share = 100 * each["sent_tokens"] / each["client_tokens"]
-    return f"{each['prices'][0]['price']:.2f}, {share:.0f} %"
+    return f"{whole_price(each):.2f}, {share:.0f} %"
 
 
 def test_readme_sells_with_the_price_of_the_longest_session() -> None:
     longest = RESULTS["pi_sessions", "slim, auto"]
     first = " ".join(read("README.md").split("![")[0].split())
-    assert f"session of {longest['calls']} calls cost {100 * price('pi_sessions', 'slim, auto'):.0f} %" in first
+    assert f"session of {longest['calls']} calls cost {100 * whole_price(longest):.0f} %" in first
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_readme_table_and_picture_have_the_whole_price_and_what_is_lost_and_read
     for (file, measured), each in RESULTS.items():
         if measured != strategy:
             continue
-        whole = f"{each['prices'][0]['price'] + each['prices'][0]['own_instructions']:.3f}"
+        whole = f"{whole_price(each):.3f}"
         lost = f"{each['lost_pointing']} of {each['pointing_calls']}" if each["pointing_calls"] else ""
         ready = f"{each['edits_ready']} of {each['edits']}" if each["edits"] else ""
         (line,) = [line for line in table.splitlines() if line.startswith(f"| {file} ")]
