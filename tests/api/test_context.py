@@ -68,6 +68,20 @@ async def test_slim_as_the_document_has_it(api: Api) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_context_far_from_its_first_cut_is_the_history_and_nothing_else(api: Api, strategy: str) -> None:
+    history = [
+        {"role": "system", "content": "be kind"},
+        *({"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")),
+        {"role": "user", "content": "and now?"},
+    ]
+    await api.append("s", *history)
+    built = await build(api, strategy=strategy, epoch="auto")
+    assert built["instruction_messages"] == history[:1]
+    assert built["messages"] == history[1:]
+    assert {layer["name"] for layer in built["report"]["layers"] if layer["tokens"]} == {"instructions", "tail"}
+
+
 async def test_full_is_everything_and_given_messages_come_last(api: Api) -> None:
     await fill(api, 2)
     built = await build(
