@@ -24,7 +24,7 @@ import psutil
 BENCH: Final = Path(__file__).resolve().parent
 ROOT: Final = BENCH.parent
 LITELLM: Final = "litellm[proxy]==1.106.2"
-LITELLM_VENV: Final = BENCH / ".venv-litellm"
+LITELLM_VENV: Final = ROOT / ".venv" / "litellm"
 START_LIMIT_S: Final = 120.0
 STOP_LIMIT_S: Final = 20.0
 
