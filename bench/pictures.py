@@ -236,7 +236,7 @@ def lost_and_ready(each: dict[str, Any]) -> list[str]:
 
 
 def draw_savings(results: Sequence[dict[str, Any]]) -> str:
-    """Draw what each file's input costs in all, relative to sending the history, and what is lost and ready."""
+    """Draw each file's price of the input relative to sending everything, its lost references, and its ready edits."""
     found = {(each["file"], each["strategy"]): each for each in results}
     calls = {each["file"]: each["calls"] / each["conversations"] for each in results}
     files = sorted(calls, key=lambda file: calls[file])

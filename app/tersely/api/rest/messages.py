@@ -12,7 +12,7 @@ from tersely.api.rest.schemas.common import MAX_SEQ, Limit
 from tersely.api.rest.schemas.messages import AppendedOut, AppendMessages, MessagePage
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import write_turn_id
-from tersely.service.sessions.messages import View
+from tersely.service.sessions.messages import MAX_KEY, View
 from tersely.store.history.messages import StoredMessage
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="A sequence number. The page starts after it.")]
@@ -20,7 +20,7 @@ Seq = Annotated[int, Path(ge=1, le=MAX_SEQ, description="The message's sequence 
 Key = Annotated[
     str | None,
     Header(
-        json_schema_extra={"minLength": 1, "maxLength": 256},
+        json_schema_extra={"minLength": 1, "maxLength": MAX_KEY},
         description="A second request with the same key and messages stores nothing and gets the same answer.",
     ),
 ]

@@ -200,7 +200,7 @@ class UpstreamTrace:
         self.span = span
 
     def headers(self) -> Headers:
-        """Return the headers that make this span the parent of what the host does."""
+        """Return the trace headers of the upstream request: they name this span as the parent of the host's spans."""
         context = self.span.context
         own = [("traceparent", f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")]
         if context.trace_state:

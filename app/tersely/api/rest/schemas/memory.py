@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from tersely.api.rest.schemas.common import Body
+from tersely.service.memos.memos import MAX_CONTENT, MAX_TAG, MAX_TAGS
 
 
 class NewMemo(Body):
@@ -18,11 +19,11 @@ class NewMemo(Body):
         }
     )
 
-    content: str = Field(description="At most 8,000 characters.", json_schema_extra={"maxLength": 8_000})
+    content: str = Field(description="At most 8,000 characters.", json_schema_extra={"maxLength": MAX_CONTENT})
     tags: list[str] = Field(
         default_factory=list,
         description="At most 20, of 1 to 64 characters; case does not count.",
-        json_schema_extra={"maxItems": 20, "items": {"type": "string", "minLength": 1, "maxLength": 64}},
+        json_schema_extra={"maxItems": MAX_TAGS, "items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG}},
     )
     session: str | None = Field(None, max_length=256, description="The session that it comes from.")
 
