@@ -61,7 +61,7 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
         policy=config.policy,
         epoch_start=epoch_start,
         now=budget.now,
-        encode=lambda text: tokens.count_text(text, name),
+        encode=partial(tokens.count_part, name=name),
         overflows=history.overflows,
     )
     loaded = (*snapshot.kept, *snapshot.entries)

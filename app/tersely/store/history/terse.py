@@ -8,6 +8,7 @@ from asyncpg import Record
 
 from tersely.domain.history.history import EpochInputs, TerseEntry
 from tersely.store.db.connection import Connection
+from tersely.store.history.messages import HERE, IS_EXCEPTION
 
 # Of more entries than this, the older ones are counted, not loaded: planning costs the same in every session.
 NEWEST = 400
@@ -17,6 +18,12 @@ STATUS = "(SELECT m.status FROM messages m WHERE m.tenant_id = $1 AND m.session_
 ENTRIES = """
 SELECT t.turn, t.seq, t.number, t.role, t.source, t.created_at, t.text FROM terse t
 WHERE t.tenant_id = $1 AND t.session_id = $2
+"""
+NEWEST_OF_ALL = f"{ENTRIES} ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3"
+# Of few messages the status is another one than live, and these have an index: looking each entry's message up takes
+# longer than all else that an epoch reads.
+ONE_OF_OTHERS = f"""
+SELECT seq FROM messages WHERE {HERE} AND seq BETWEEN $3 AND $4 AND {IS_EXCEPTION} AND status <> 'live' LIMIT 1
 """
 NEWEST_ENTRIES = f"""
 {ENTRIES} AND (t.seq = ANY($4::bigint[]) OR {STATUS} = 'live')
@@ -46,7 +53,12 @@ async def log_inputs(
 
     ``restored`` are superseded messages that a request under way returns to the history: their entries count too.
     """
-    records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, NEWEST, list(restored))
+    records = await connection.fetch(NEWEST_OF_ALL, tenant, session_id, NEWEST)
+    if not records:
+        return EpochInputs()
+    seqs = [record["seq"] for record in records]
+    if await connection.fetchval(ONE_OF_OTHERS, tenant, session_id, min(seqs), max(seqs)) is not None:
+        records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, NEWEST, list(restored))
     entries = tuple(_entry(record) for record in reversed(records))
     if len(entries) < NEWEST:
         return EpochInputs(terse=entries)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -44,18 +44,20 @@ def render_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode) -> s
     ``inputs.terse`` are the entries to show, in order. ``inputs.older_turns`` counts turns before them whose entries
     were not loaded: they go into the first rolled-up line.
     """
-    lines = [_LogLine.of(entry) for entry in inputs.terse]
-    if not lines and not inputs.older_turns:
+    entries = inputs.terse
+    if not entries and not inputs.older_turns:
         return ""
     older = _OlderTurns(turns=inputs.older_turns, at=inputs.oldest_at)
-    if not older.turns and _may_fit(lines, limit=limit, encode=encode):
-        text = _write(lines, 0, older, roll_chars=0)
+    budget = int(limit * (1 - ROLLED_SHARE))
+    lines = _newest_lines(entries, limit=budget if older.turns else limit, encode=encode)
+    if not older.turns and len(lines.texts) == len(entries):
+        text = _write(entries, lines.texts, older, roll_chars=0)
         if encode(text) <= limit:
             return text
-    full = _fitting(lines, budget=int(limit * (1 - ROLLED_SHARE)), encode=encode)
+    full = lines.fitting(budget)
     roll_chars = int(limit * ROLLED_SHARE) * 4
     # Texts in scripts that take more tokens than a quarter per character need further shrinking.
-    while encode(text := _write(lines, len(lines) - full, older, roll_chars=roll_chars)) > limit:
+    while encode(text := _write(entries, lines.texts[len(lines.texts) - full :], older, roll_chars=roll_chars)) > limit:
         if full == 0 and roll_chars == 0:
             break
         full, roll_chars = full * 3 // 4, roll_chars // 2
@@ -174,19 +176,13 @@ def _tools_used(entries: Iterable[Entry]) -> str:
     return clip_line(", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items()), 60)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LogLine:
-    turn: int
-    at: datetime
-    role: str
-    text: str
+def _line(entry: TerseEntry, text: str | None = None) -> str:
+    """Return the line of an entry, or of another ``text`` in its place."""
+    return f"[{write_turn_id(entry.turn)} {_minute(entry.created_at)}] {entry.role}: {text or _text(entry)}"
 
-    @classmethod
-    def of(cls, entry: TerseEntry) -> _LogLine:
-        return cls(turn=entry.turn, at=entry.created_at, role=entry.role, text=" ".join(entry.text.split()))
 
-    def write(self) -> str:
-        return f"[{write_turn_id(self.turn)} {_minute(self.at)}] {self.role}: {self.text}"
+def _text(entry: TerseEntry) -> str:
+    return " ".join(entry.text.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,64 +195,75 @@ def _minute(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
 
 
-def _may_fit(lines: Sequence[_LogLine], *, limit: int, encode: Encode) -> bool:
-    """Return whether it is worth the while to count all lines together: they may come to a token less a line than
-    apart.
-    """
+@dataclass(frozen=True, slots=True)
+class _NewestLines:
+    """The lines of the newest entries, in order, and the tokens of each."""
+
+    texts: list[str]
+    tokens: list[int]
+
+    def fitting(self, budget: int) -> int:
+        """Return how many of the newest lines fit into ``budget`` tokens."""
+        spent = 0
+        for count, tokens in enumerate(reversed(self.tokens)):
+            spent += tokens + 1
+            if spent > budget:
+                return count
+        return len(self.tokens)
+
+
+def _newest_lines(entries: Sequence[TerseEntry], *, limit: int, encode: Encode) -> _NewestLines:
+    """Return as many of the newest lines as may fit: together they may come to a token less a line than apart."""
+    texts: list[str] = []
+    tokens: list[int] = []
     spent = 0
-    for line in reversed(lines):
-        spent += encode(line.write()) - 1
+    for entry in reversed(entries):
+        text = _line(entry)
+        count = encode(text)
+        spent += count - 1
         if spent > limit:
-            return False
-    return True
+            break
+        texts.append(text)
+        tokens.append(count)
+    return _NewestLines(texts[::-1], tokens[::-1])
 
 
-def _fitting(lines: Sequence[_LogLine], *, budget: int, encode: Encode) -> int:
-    """Return how many of the newest lines fit into ``budget`` tokens."""
-    spent = 0
-    for count, line in enumerate(reversed(lines)):
-        spent += encode(line.write()) + 1
-        if spent > budget:
-            return count
-    return len(lines)
+def _write(entries: Sequence[TerseEntry], shown: Sequence[str], older: _OlderTurns, *, roll_chars: int) -> str:
+    """Return the log with the lines ``shown`` of the newest entries, behind lines for all older ones."""
+    rolled = entries[: len(entries) - len(shown)]
+    return "\n".join([ACTIVITY_LOG_TITLE, *_roll_up(rolled, older, roll_chars), *shown])
 
 
-def _write(lines: Sequence[_LogLine], rolled: int, older: _OlderTurns, *, roll_chars: int) -> str:
-    shown = [line.write() for line in lines[rolled:]]
-    return "\n".join([ACTIVITY_LOG_TITLE, *_roll_up(lines[:rolled], older, roll_chars), *shown])
-
-
-def _roll_up(lines: Sequence[_LogLine], older: _OlderTurns, chars: int) -> list[str]:
+def _roll_up(entries: Sequence[TerseEntry], older: _OlderTurns, chars: int) -> list[str]:
     """Range lines for the oldest entries: about as many turns in each, and ``chars`` characters of words in all.
 
     Few characters are few lines, so that each says something.
     """
-    if not lines:
+    if not entries:
         return [_range_line(_Span(first=1, last=older.turns), older.turns, older.at, NO_LINES)] if older.turns else []
     count = max(1, min(ROLLED_LINES, chars // LEAST_GIST))
-    size = -(-len(lines) // count)
+    size = -(-len(entries) // count)
     rolled = []
-    for start in range(0, len(lines), size):
-        group = lines[start : start + size]
+    for start in range(0, len(entries), size):
+        group = entries[start : start + size]
         extra = older.turns if start == 0 else 0
         if len(group) == 1 and not extra:
-            rolled.append(replace(group[0], text=clip_line(group[0].text)).write())
+            rolled.append(_line(group[0], clip_line(_text(group[0]))))
             continue
         span = _Span(first=1 if extra else group[0].turn, last=group[-1].turn)
-        at = older.at if extra and older.at else group[0].at
-        turns = len({line.turn for line in group}) + extra
-        texts = [line.text.removeprefix(f"{EARLIER_STEPS}: ") for line in group]
-        rolled.append(_range_line(span, turns, at, _gist(texts, max(LEAST_GIST, chars // count))))
+        at = older.at if extra and older.at else group[0].created_at
+        turns = len({entry.turn for entry in group}) + extra
+        rolled.append(_range_line(span, turns, at, _gist(group, max(LEAST_GIST, chars // count))))
     return rolled
 
 
-def _gist(texts: Sequence[str], chars: int) -> str:
+def _gist(entries: Sequence[TerseEntry], chars: int) -> str:
     """Return the beginnings of as many texts as ``chars`` characters hold, spread evenly over all of them."""
-    texts = [text for text in texts if text]
-    if not texts:
+    said = [entry for entry in entries if not entry.text.isspace() and entry.text]
+    if not said:
         return NO_LINES
-    room = max(1, min(len(texts), chars // LEAST_WORDS))
-    chosen = [texts[index * len(texts) // room] for index in range(room)]
+    room = max(1, min(len(said), chars // LEAST_WORDS))
+    chosen = [_text(said[index * len(said) // room]).removeprefix(f"{EARLIER_STEPS}: ") for index in range(room)]
     return "; ".join(clip_line(text, chars // room - 2) for text in chosen)
 
 
