@@ -61,7 +61,7 @@ async def test_figures_of_a_session(api: Api, database) -> None:
         "reported": {"input": 2100, "cached": 300, "output": 90},
         "cache_hit_share": 0.25,
         "epochs": {"total": 3, "current": 3, "by_reason": {"first": 1, "high_watermark": 2}},
-        "terse": {"derived": 3},
+        "terse": {},
         "summaries": NO_SUMMARIES,
         "shadow": None,
         "tiered": None,

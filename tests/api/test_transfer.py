@@ -97,9 +97,37 @@ async def test_more_than_one_batch(api: Api) -> None:
         )
     first = await export(api, "many")
     assert len(json.loads(first)["context"]) == 1200
-    assert len(json.loads(first)["terse"]) == 600
+    # Each turn but the running one has a line; the first turn has the first three messages.
+    assert [entry["turnId"] for entry in json.loads(first)["terse"]] == [f"t{n}" for n in range(1, 600)]
     assert (await take_in(api, first, id="copy")).status_code == 201
     assert await export(api, "copy") == first
+
+
+async def test_turns_without_a_tag_are_paged_among_the_others(api: Api) -> None:
+    """A line that is made when it is read stands where a stored one would, once, whatever the size of the pages."""
+    for n in range(1, 31):
+        tag = f"<terse>tagged {n}</terse>" * (n % 3 == 0) + f"<terse>twice {n}</terse>" * (n % 6 == 0)
+        replies = [{"role": "assistant", "content": f"Reply {n}. {tag}"}] * (n not in {8, 30})
+        await api.append("p", {"role": "user", "content": f"question {n}"}, *replies)
+    for turn in ("t9", "t10", "t11"):
+        assert (await api.http.post(f"/api/sessions/p/turns/{turn}/drop")).status_code == 200
+    wanted = []
+    for n in range(1, 30):
+        if n in {8, 9, 10, 11}:
+            continue
+        lines = [f"tagged {n}"] * (n % 3 == 0) + [f"twice {n}"] * (n % 6 == 0)
+        wanted += [(f"t{n}", line) for line in lines or [f"Reply {n}."]]
+    for limit in (1, 2, 3, 5, 7, 29, 100):
+        found: list[tuple[str, str]] = []
+        query: dict[str, str | int] = {"limit": limit}
+        while True:
+            page = (await api.http.get("/api/sessions/p/terse", params=query)).json()
+            assert 0 < len(page["items"]) <= limit or page["next"] is None
+            found += [(item["turnId"], item["summary"]) for item in page["items"]]
+            if page["next"] is None:
+                break
+            query["after"] = page["next"]
+        assert found == wanted, limit
 
 
 async def test_the_log_is_paged(api: Api) -> None:

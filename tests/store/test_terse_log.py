@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
+from tersely.domain.history.history import LOG_ENTRIES
 from tersely.store.db.connection import Database
 from tersely.store.history import terse
 from tests import conftest
@@ -47,6 +48,6 @@ async def test_the_log_shows_the_newest_live_entries(
     finally:
         await store.close()
     shown = [seq for seq in range(2, 2 * TURNS + 1, 2) if seq not in superseded or seq in restored]
-    newest = shown[-terse.NEWEST :]
+    newest = shown[-LOG_ENTRIES:]
     assert [entry.seq for entry in found.terse] == newest
-    assert found.older_turns == (newest[0] // 2 - 1 if len(newest) == terse.NEWEST else 0)
+    assert found.older_turns == (newest[0] // 2 - 1 if len(newest) == LOG_ENTRIES else 0)

@@ -237,7 +237,7 @@ def plan_epoch(
     start = EpochStartInputs(
         draft=_starting_draft(snapshot),
         snapshot=snapshot,
-        inputs=_without_extracts(_since_cleared(inputs, _cleared_at(snapshot)), snapshot),
+        inputs=_without_extracts(_since_cleared(_with_unread_turns(inputs, snapshot), _cleared_at(snapshot)), snapshot),
         policy=policy,
         epoch_start=epoch_start,
         watermarks=compute_watermarks(snapshot, policy, needs, halved=epoch_start.reason in {"overflow", "compact"}),
@@ -305,6 +305,17 @@ def _whole_turns(draft: Draft, snapshot: Snapshot) -> tuple[int, ...]:
 
 def _cleared_at(snapshot: Snapshot) -> int:
     return snapshot.epoch.cleared_at if snapshot.epoch else 1
+
+
+def _with_unread_turns(inputs: EpochInputs, snapshot: Snapshot) -> EpochInputs:
+    """Return ``inputs`` that count the turns before the loaded messages, where a plan of the whole history reads its
+    newest part alone: turns that no epoch has cut yet have no entries.
+    """
+    epoch, entries = snapshot.epoch, snapshot.entries
+    if inputs.older_turns or epoch is None or not (epoch.must_rebuild and snapshot.older_tokens) or not entries:
+        return inputs
+    first = min([entries[0].turn, *[entry.turn for entry in inputs.terse[:1]]])
+    return structs.replace(inputs, older_turns=max(0, first - 1))
 
 
 def _since_cleared(inputs: EpochInputs, cleared_at: int) -> EpochInputs:

@@ -11,7 +11,7 @@ from tersely.strategies.head.layers import exchange
 from tersely.strategies.pipeline import Draft, Stage, count_entries
 from tersely.strategies.prompts import ACTIVITY_LOG_ACK
 from tersely.strategies.summaries.activity_log import (
-    derive_missing,
+    derive_newest,
     derive_steps,
     read_activity_log,
     render_activity_log,
@@ -70,23 +70,26 @@ def insert_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode, deri
         if draft.cut == 1:
             return draft
         terse = [entry for entry in inputs.terse if entry.seq < draft.cut]
+        older = inputs.older_turns
         if derive:
+            past = _past(draft)
             steps = _derived_steps(draft, terse, earlier)
-            terse = _in_order([*terse, *_derived(draft, terse), *steps])
+            terse = _in_order([*terse, *derive_newest(past, inputs), *steps])
             # They are stored nowhere else: the next epoch carries them over.
             draft = replace(draft, summary_covers_to=draft.cut) if steps else draft
-        text = render_activity_log(replace(inputs, terse=tuple(terse)), limit=limit, encode=encode)
+            if terse and any(entry.turn < terse[0].turn for entry in past):
+                older = terse[0].turn - 1
+        log = replace(inputs, terse=tuple(terse), older_turns=older)
+        text = render_activity_log(log, limit=limit, encode=encode)
         return draft.with_head(*exchange("activity_log", text, ACTIVITY_LOG_ACK, encode))
 
     return stage
 
 
-def _derived(draft: Draft, terse: list[TerseEntry]) -> list[TerseEntry]:
-    """Entries for the turns that are cut without any."""
+def _past(draft: Draft) -> list[Entry]:
+    """Return the messages of the turns before the cut."""
     running = frozenset(entry.turn for entry in draft.tail)
-    gone = {entry.turn for entry in draft.gone}
-    past = [e for e in _by_seq([*draft.kept, *draft.gone]) if e.turn in gone and e.turn not in running]
-    return [*derive_missing(past, terse)]
+    return [entry for entry in _by_seq([*draft.kept, *draft.gone]) if entry.turn not in running]
 
 
 def _derived_steps(draft: Draft, terse: list[TerseEntry], earlier: str) -> list[TerseEntry]:

@@ -69,6 +69,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     answered: tuple[str, ...] = ()
 
 
+# Of more log entries than this, the older ones are counted, not loaded: planning costs the same in every session.
+LOG_ENTRIES = 400
+
+
 class TerseEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One log line about a turn. The source ``derived`` means that the reply had no tag and no model wrote the line."""
 

@@ -24,7 +24,7 @@ from tersely.strategies.planning import (
     with_retrieved_turns,
 )
 from tersely.strategies.presets import Slim, Strategy, Tiered, Window
-from tersely.strategies.summaries.activity_log import derive_missing
+from tersely.strategies.summaries.activity_log import derive_newest
 
 
 class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +69,9 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
     seen = sum(entry.tokens for entry in gone if entry not in snapshot.kept)
     epoch = structs.replace(epoch, older_tokens=snapshot.older_tokens + seen)
     derived: tuple[TerseEntry, ...] = ()
-    if _keeps_log_of_turns(config.strategy):
+    if keeps_log_of_turns(config.strategy):
         running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
-        derived = derive_missing([entry for entry in gone if entry.turn not in running], history.epoch_inputs.terse)
+        derived = derive_newest([entry for entry in gone if entry.turn not in running], history.epoch_inputs)
     whole = with_retrieved_turns(snapshot, history.epoch_inputs, epoch)
     context = build_context(whole, epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name))
     after, before = count_additions(epoch, config), count_additions(snapshot.epoch, config)
@@ -94,7 +94,7 @@ def _with_more_fixed_tokens(context: Context, more: Mapping[str, int]) -> Contex
     )
 
 
-def _keeps_log_of_turns(strategy: Strategy) -> bool:
+def keeps_log_of_turns(strategy: Strategy) -> bool:
     """Return whether every later epoch shows a log entry for each cut turn. Such entries are stored when the turn is
     cut.
     """

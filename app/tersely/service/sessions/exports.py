@@ -34,13 +34,13 @@ from tersely.domain.text.terse import OPEN
 from tersely.domain.times import to_stored_time
 from tersely.service.common import tokens
 from tersely.service.recognition.incoming_history import digest
-from tersely.service.sessions import snapshots
+from tersely.service.sessions import snapshots, turn_log
 from tersely.service.sessions.messages import Messages, dialect_of, read_messages, split_appended_reply
 from tersely.service.sessions.sessions import SessionChange, Sessions
 from tersely.store.commit import imports
 from tersely.store.commit.imports import ImportedEntry, ImportedMessage, ImportedSession
 from tersely.store.db.connection import Database
-from tersely.store.history import sessions, terse
+from tersely.store.history import sessions
 from tersely.store.history.artifacts import spilled
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.terse import LogCursor
@@ -130,10 +130,18 @@ class Exports:
     ) -> tuple[list[TerseEntry], LogCursor | None]:
         """Return the terse log after that cursor, and the next cursor. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:
-            if await sessions.get(connection, tenant, session_id) is None:
+            session = await sessions.get(connection, tenant, session_id)
+            if session is None:
                 raise NotFound("there is no such session")
-            found = await terse.log_page(connection, tenant, session_id, after=after, limit=limit + 1)
-        return [entry for _, entry in found[:limit]], found[limit - 1][0] if len(found) > limit else None
+            return await turn_log.page(
+                connection,
+                tenant,
+                session_id,
+                after=after,
+                limit=limit,
+                last_turn=session.turns,
+                derives=self._sessions.keeps_log(session),
+            )
 
     async def import_session(self, tenant: str, given: SessionImport) -> Session:
         """Return a new session from a document.

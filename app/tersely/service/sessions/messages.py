@@ -16,7 +16,6 @@ from tersely.dialects.dialect import ClientView, Dialect, ReplyChoice
 from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable
-from tersely.domain.history.history import Entry
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.history.message_numbers import MessageNumbers, NumberingException
 from tersely.domain.history.reconciliation import Reconciliation, append_messages
@@ -39,8 +38,6 @@ from tersely.store.history import numbering, sessions
 from tersely.store.history.artifacts import spilled
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.numbering import ExceptionRow
-from tersely.strategies.presets import Slim
-from tersely.strategies.summaries.activity_log import derive_terse
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +165,7 @@ class Messages:
         created = () if times is None else read_times(times, len(raws), now)
         before = await self._read_state(tenant, session_id, read, target)
         session = before.session
-        batch = await run_in_thread_if_large(size, _take_out, read, target, before.config, before.tags, now)
+        batch = await run_in_thread_if_large(size, _take_out, read, target, before.tags)
         incoming = await run_in_thread_if_large(size, hash_history, batch.shown)
         write = RequestWrite(
             tenant=tenant,
@@ -347,9 +344,7 @@ async def _kinds_shown(connection: Connection, tenant: str, session: Session, co
     return TagKinds(terse=terse, state=state)
 
 
-def _take_out(
-    read: Sequence[Message], dialect: Dialect, config: ContextConfig, tags: TagKinds, now: datetime
-) -> _StrippedReply:
+def _take_out(read: Sequence[Message], dialect: Dialect, tags: TagKinds) -> _StrippedReply:
     """Take out of replies what models put there for Tersely, as the proxy does."""
     shown = list(read)
     hidden_parts: dict[int, HiddenReplyParts] = {}
@@ -361,11 +356,6 @@ def _take_out(
                     shown[index] = dialect.read_message(reply.client_message)
                     terse = tuple((text, "model") for text in reply.terse)
                     hidden_parts[index] = HiddenReplyParts(model_raw=message.raw, terse=terse, state=reply.state)
-    if isinstance(config.strategy, Slim) and config.strategy.derive_terse:
-        for index, text in _derived(read, hidden_parts, now):
-            hidden_parts[index] = HiddenReplyParts(
-                model_raw=hidden_parts[index].model_raw if index in hidden_parts else None, terse=((text, "derived"),)
-            )
     return _StrippedReply(shown=tuple(shown), model=tuple(read), hidden_parts=hidden_parts)
 
 
@@ -373,31 +363,6 @@ def split_appended_reply(raw: bytes, dialect: Dialect, tags: TagKinds) -> ReplyC
     """Return a reply as the client sees it, with the stripped parts."""
     choices = dialect.split_reply(dialect.as_reply(raw), ClientView(tags=tags))[1].choices
     return choices[0] if choices else ReplyChoice(index=0, model_message=raw, client_message=raw)
-
-
-def _derived(
-    read: Sequence[Message], hidden_parts: dict[int, HiddenReplyParts], now: datetime
-) -> list[tuple[int, str]]:
-    """Log entries made without a model, by the index of the reply: for turns that end without a tag."""
-    found: list[tuple[int, str]] = []
-    start = 0
-    for end in range(1, len(read) + 1):
-        if end < len(read) and not read[end].starts_turn:
-            continue
-        turn = [index for index in range(start, end) if not read[index].is_instruction]
-        start = end
-        last = max((index for index in turn if read[index].role == "assistant"), default=None)
-        if last is None or read[last].calls or not read[last].parts:
-            continue
-        if any(index in hidden_parts and hidden_parts[index].terse for index in turn):
-            continue
-        entries = [
-            Entry(seq=index + 1, turn=1, message=read[index], tokens=0, created_at=now)
-            for index in turn
-            if index <= last
-        ]
-        found.append((last, derive_terse(entries).text))
-    return found
 
 
 def _appended(outcome: RequestOutcome | None, *, has_links: bool) -> AppendResult:

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from msgspec import structs
+
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session, check_session_id
+from tersely.service.context.building import keeps_log_of_turns
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.loading import first_seq_replanned
 from tersely.service.context.visible_states import take_visible_states
+from tersely.service.sessions import turn_log
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.store.commit import turns
 from tersely.store.commit.turns import HiddenStatus, TurnRow
@@ -25,7 +29,7 @@ from tersely.store.history import messages, session_lists, sessions
 from tersely.store.history.session_lists import ListedSession, SessionCursor, SessionFilter, Sort
 from tersely.store.history.sessions import Configuration
 from tersely.store.notes import daily_memory as memory
-from tersely.strategies.presets import Window, strategy_name
+from tersely.strategies.presets import Strategy, Window, strategy_name
 
 MAX_METADATA = 16 * 1024
 # Deleting a long session touches many rows.
@@ -131,10 +135,19 @@ class Sessions:
         return self._is_window(after) and not self._is_window(before)
 
     def _is_window(self, session: Session) -> bool:
+        return isinstance(self._strategy(session), Window)
+
+    def keeps_log(self, session: Session) -> bool:
+        """Return whether each turn of the session gets a line of the log."""
+        strategy = self._strategy(session)
+        return strategy is not None and keeps_log_of_turns(strategy)
+
+    def _strategy(self, session: Session) -> Strategy | None:
+        """Return the strategy of the session; None for a setting of another version."""
         try:
-            return isinstance(self._configs.choose_outside_calls(session).strategy, Window)
-        except InvalidRequest:  # a setting of another version
-            return False
+            return self._configs.choose_outside_calls(session).strategy
+        except InvalidRequest:
+            return None
 
     async def delete(self, tenant: str, session_id: str) -> None:
         """Delete a session with all its data."""
@@ -149,14 +162,28 @@ class Sessions:
         """Return the turns after a number, and the number to continue after."""
         async with self._database.transaction(tenant) as connection:
             session = await _require(connection, tenant, session_id)
-            found = await turns.between(connection, tenant, session_id, after + 1, after + limit)
+            found = await self._between(connection, tenant, session, after + 1, after + limit)
         return found, after + limit if after + limit < session.turns else None
 
     async def turn(self, tenant: str, session_id: str, turn: int) -> TurnRow:
         """Return one turn. Raises `NotFound` for a missing or removed one."""
         async with self._database.transaction(tenant) as connection:
-            await _require(connection, tenant, session_id)
-            return await _require_turn(connection, tenant, session_id, turn)
+            session = await _require(connection, tenant, session_id)
+            found = await self._between(connection, tenant, session, turn, turn)
+        if not found:
+            raise NotFound(f"there is no turn t{turn}")
+        return found[0]
+
+    async def _between(
+        self, connection: Connection, tenant: str, session: Session, first: int, last: int
+    ) -> list[TurnRow]:
+        """Return turns with their lines of the log, also with those that are not stored."""
+        found = await turns.between(connection, tenant, session.id, first, last)
+        if not self.keeps_log(session):
+            return found
+        missing = [row.turn for row in found if not row.terse and row.status == "live"]
+        lines = {line.turn: line.text for line in await turn_log.derived(connection, tenant, session.id, missing)}
+        return [structs.replace(row, terse=(lines[row.turn],)) if row.turn in lines else row for row in found]
 
     async def drop(self, tenant: str, session_id: str, turn: int) -> TurnRow:
         """Hide a turn from every context. A hidden turn stays unchanged."""

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot, TerseEntry
+from tersely.domain.history.history import LOG_ENTRIES, Entry, Epoch, EpochInputs, Snapshot, TerseEntry
 from tersely.domain.messages import Message
-from tersely.service.context.building import BuiltContext, build
+from tersely.service.context.building import BuiltContext, build, keeps_log_of_turns
 from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
 from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import count_older_tokens
 from tersely.service.recognition.session_lookup import SessionMatch
-from tersely.store.history.terse import NEWEST
 from tersely.strategies.epochs.policies import StartEpoch
 from tersely.strategies.planning import decide
-from tersely.strategies.presets import Slim, Tiered
 from tersely.strategies.summaries.activity_log import derive_missing
 
 
@@ -97,13 +95,9 @@ def build_shadow(call: AnsweredCall, pending: PendingContext, inputs: EpochInput
 
 def _with_log(call: AnsweredCall, snapshot: Snapshot, inputs: EpochInputs) -> EpochInputs:
     """Return the inputs with the log entries that the strategy would have had stored by now, made without a model."""
-    strategy = call.config.strategy
-    if isinstance(strategy, Slim) and strategy.derive_terse:
-        first = call.entries[-1].seq
-    elif isinstance(strategy, Tiered):
-        first = snapshot.epoch.cut if snapshot.epoch is not None else 1
-    else:
+    if not keeps_log_of_turns(call.config.strategy):
         return inputs
+    first = snapshot.epoch.cut if snapshot.epoch is not None else 1
     running = call.entries[-1].turn
     ended = [entry for entry in call.entries if entry.turn < running and entry.seq < first]
     return _newest([*inputs.terse, *derive_missing(ended, inputs.terse)], inputs)
@@ -111,7 +105,7 @@ def _with_log(call: AnsweredCall, snapshot: Snapshot, inputs: EpochInputs) -> Ep
 
 def _newest(log: list[TerseEntry], inputs: EpochInputs) -> EpochInputs:
     log.sort(key=lambda entry: (entry.turn, entry.seq))
-    if len(log) < NEWEST:
+    if len(log) < LOG_ENTRIES:
         return structs.replace(inputs, terse=tuple(log))
-    newest = tuple(log[-NEWEST:])
+    newest = tuple(log[-LOG_ENTRIES:])
     return structs.replace(inputs, terse=newest, older_turns=max(0, newest[0].turn - 1), oldest_at=newest[0].created_at)

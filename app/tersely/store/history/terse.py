@@ -6,12 +6,9 @@ from collections.abc import Collection
 
 from asyncpg import Record
 
-from tersely.domain.history.history import EpochInputs, TerseEntry
+from tersely.domain.history.history import LOG_ENTRIES, EpochInputs, TerseEntry
 from tersely.store.db.connection import Connection
 from tersely.store.history.messages import HERE, IS_EXCEPTION
-
-# Of more entries than this, the older ones are counted, not loaded: planning costs the same in every session.
-NEWEST = 400
 
 # An entry shares the status of its message. There is no join, which could be planned as a scan of all messages.
 STATUS = "(SELECT m.status FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq = t.seq)"
@@ -30,7 +27,7 @@ NEWEST_ENTRIES = f"""
 ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3
 """
 ALL_ENTRIES = f"""
-{ENTRIES} AND {STATUS} = 'live' AND (t.turn, t.seq, t.number) > ($3, $4, $5)
+{ENTRIES} AND {STATUS} = 'live' AND (t.turn, t.seq, t.number) > ($3, $4, $5) AND t.turn <= $7
 ORDER BY t.turn, t.seq, t.number LIMIT $6
 """
 
@@ -53,14 +50,14 @@ async def log_inputs(
 
     ``restored`` are superseded messages that a request under way returns to the history: their entries count too.
     """
-    records = await connection.fetch(NEWEST_OF_ALL, tenant, session_id, NEWEST)
+    records = await connection.fetch(NEWEST_OF_ALL, tenant, session_id, LOG_ENTRIES)
     if not records:
         return EpochInputs()
     seqs = [record["seq"] for record in records]
     if await connection.fetchval(ONE_OF_OTHERS, tenant, session_id, min(seqs), max(seqs)) is not None:
-        records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, NEWEST, list(restored))
+        records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, LOG_ENTRIES, list(restored))
     entries = tuple(_entry(record) for record in reversed(records))
-    if len(entries) < NEWEST:
+    if len(entries) < LOG_ENTRIES:
         return EpochInputs(terse=entries)
     return EpochInputs(terse=entries, older_turns=max(0, entries[0].turn - 1), oldest_at=entries[0].created_at)
 
@@ -70,8 +67,8 @@ LogCursor = tuple[int, int, int]
 
 
 async def log_page(
-    connection: Connection, tenant: str, session_id: str, *, after: LogCursor = (0, 0, 0), limit: int
+    connection: Connection, tenant: str, session_id: str, *, after: LogCursor, limit: int, last_turn: int
 ) -> list[tuple[LogCursor, TerseEntry]]:
-    """Live entries in order with their cursors, after the one at ``after``."""
-    records = await connection.fetch(ALL_ENTRIES, tenant, session_id, *after, limit)
+    """Return live entries in order with their cursors, after the one at ``after``, of turns up to ``last_turn``."""
+    records = await connection.fetch(ALL_ENTRIES, tenant, session_id, *after, limit, last_turn)
     return [((record["turn"], record["seq"], record["number"]), _entry(record)) for record in records]

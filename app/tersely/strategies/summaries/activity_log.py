@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from tersely.domain.history.history import Entry, EpochInputs, TerseEntry
+from tersely.domain.history.history import LOG_ENTRIES, Entry, EpochInputs, TerseEntry
 from tersely.domain.history.turns import group_turns, write_turn_id
 from tersely.domain.tokens import Encode
 from tersely.strategies.prompts import ACTIVITY_LOG_TITLE
@@ -113,6 +113,17 @@ def derive_missing(entries: Iterable[Entry], terse: Iterable[TerseEntry]) -> tup
     """Return derived entries for the turns of ``entries`` that have none in ``terse``."""
     known = {entry.turn for entry in terse}
     return tuple(derive_terse(turn.entries) for turn in group_turns(entries) if turn.number not in known)
+
+
+def derive_newest(entries: Iterable[Entry], inputs: EpochInputs) -> tuple[TerseEntry, ...]:
+    """Return derived entries as `derive_missing`, of at most as many turns as a log has entries: the newest.
+
+    Turns from before a full log are none of them: their entries were not loaded.
+    """
+    first = inputs.terse[0].turn if len(inputs.terse) >= LOG_ENTRIES else 1
+    known = {entry.turn for entry in inputs.terse}
+    missing = [turn for turn in group_turns(entries) if turn.number >= first and turn.number not in known]
+    return tuple([derive_terse(turn.entries) for turn in missing[-LOG_ENTRIES:]])
 
 
 def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:

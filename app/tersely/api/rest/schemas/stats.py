@@ -107,7 +107,9 @@ class StatsOut(BaseModel):
     reported: ReportedOut
     cache_hit_share: float | None
     epochs: EpochCounts
-    terse: dict[str, int]
+    terse: dict[str, int] = Field(
+        description="The stored entries of the log, by source. A line without a model is stored when its turn is cut."
+    )
     summaries: SummariesOut
     money: Money | None = Field(description="Of the calls; null where none has a price. Summaries have their own.")
     shadow: Shadow | None = Field(description="null where no strategy was tried out.")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import takewhile
 from typing import Protocol
 
 from msgspec import structs
@@ -16,8 +15,7 @@ from msgspec import structs
 from tersely.dialects.dialect import Dialect, ErrorDescription, Reply
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from tersely.domain.history.context import LayerReport
-from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, Entry
-from tersely.domain.messages import Message
+from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.call_board import identify_call
@@ -60,8 +58,6 @@ from tersely.store.commit.records import (
 from tersely.store.commit.writer import HOLD, Writer
 from tersely.store.history.sent_contexts import digest_of
 from tersely.store.history.sessions import write_epoch
-from tersely.strategies.presets import Slim
-from tersely.strategies.summaries.activity_log import derive_terse
 
 _log = logging.getLogger(__name__)
 
@@ -232,21 +228,8 @@ class Recorder:
             prefill=None,
             is_whole=True,
             history_owner=live.history_owner,
-            derive=partial(self._derive_live, call, now),
         )
         return ReplyWrite(request=call.write, replies=replies, report=report, started=call.started, now=now)
-
-    def _derive_live(self, call: LiveCall, now: datetime, reply: Message) -> list[tuple[str, str]]:
-        strategy = call.live.config.strategy
-        if not (isinstance(strategy, Slim) and strategy.derive_terse):
-            return []
-        answered = call.decision.answered
-        turn = answered.turn if answered else 1
-        known = call.live.snapshot.entries
-        earlier = takewhile(lambda entry: entry.turn == turn, reversed(known[: len(known) - len(call.found.revised)]))
-        entries = [*reversed(list(earlier)), *(e for e in (*call.found.revised, *call.added) if e.turn == turn)]
-        last = Entry(seq=call.decision.last_seq + 1, turn=turn, message=reply, tokens=0, created_at=now)
-        return [(derive_terse([*entries, last]).text, "derived")]
 
     # The request
 
@@ -554,7 +537,6 @@ class Recorder:
             is_whole=is_whole,
             cut_off=cut_off,
             history_owner=prepared.history_owner,
-            derive=partial(self._derive_entry, prepared, now=now),
         )
         if hidden.before:
             replies = [structs.replace(each, usage=reply.usage or None) for each in replies]
@@ -593,17 +575,6 @@ class Recorder:
             tokens_after=report.tokens_after if report else 0,
             tokens_new=sum(request.write.tokens) if prepared.match.session else before,
         )
-
-    def _derive_entry(self, prepared: PreparedCall, reply: Message, now: datetime) -> list[tuple[str, str]]:
-        """Derive a log entry without a model, for a turn whose reply carried none."""
-        strategy = prepared.config.strategy
-        if not (isinstance(strategy, Slim) and strategy.derive_terse):
-            return []
-        answered = prepared.match.decision.answered
-        turn = answered.turn if answered else 1
-        entries = [entry for entry in prepared.loaded.snapshot.entries if entry.turn == turn]
-        last = Entry(seq=prepared.match.decision.last_seq + 1, turn=turn, message=reply, tokens=0, created_at=now)
-        return [(derive_terse([*entries, last]).text, "derived")]
 
     def _new_epoch(self, prepared: PreparedCall) -> NewEpoch | None:
         built = prepared.built

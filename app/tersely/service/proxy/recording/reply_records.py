@@ -47,10 +47,8 @@ class ReplyRecords:
         is_whole: bool,
         history_owner: HistoryOwner,
         cut_off: str = BROKE_OFF,
-        derive: Callable[[Message], list[tuple[str, str]]] = lambda _: [],
     ) -> list[NewReply]:
-        """Return the choices of a reply for the store. ``derive`` makes the log entries of a choice without a tag,
-        ``cut_off`` is how a reply ended that is not whole.
+        """Return the choices of a reply for the store. ``cut_off`` is how a reply ended that is not whole.
 
         Choices that continue a ``prefill`` are stored a second time, each as one message with the prefill.
         """
@@ -72,9 +70,6 @@ class ReplyRecords:
             finish = storable_name(choice.finish_reason) or (None if is_whole else cut_off)
             is_named = (request.is_stored or self._on_ids is not None) and not client.is_malformed
             items = self._note_ids(tenant, reply_id, reply.container, choice.client_message) if is_named else ()
-            terse = [(text, "model") for text in choice.terse]
-            if not terse and is_whole and not found and not model.calls and model_raw is not None:
-                terse = derive(model)
             found.append(
                 NewReply(
                     raw=choice.client_message if model_raw is not None else payloads_as_json((choice.client_message,)),
@@ -83,7 +78,7 @@ class ReplyRecords:
                     chain=extend(head_chain, identity_of_reply),
                     tokens=tokens.count_message(model, request.model),
                     finish=finish,
-                    terse=tuple(terse),
+                    terse=tuple([(text, "model") for text in choice.terse]),
                     # An incomplete block would replace a complete earlier one.
                     state=choice.state if is_whole else None,
                     is_alternative=model_raw is None or any(not each.is_alternative for each in found),
