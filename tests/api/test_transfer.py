@@ -108,6 +108,8 @@ async def test_turns_without_a_tag_are_paged_among_the_others(api: Api) -> None:
     for n in range(1, 31):
         tag = f"<terse>tagged {n}</terse>" * (n % 3 == 0) + f"<terse>twice {n}</terse>" * (n % 6 == 0)
         replies = [{"role": "assistant", "content": f"Reply {n}. {tag}"}] * (n not in {8, 30})
+        if n == 21:  # the last reply has no tag
+            replies += [{"role": "assistant", "content": "And more."}]
         await api.append("p", {"role": "user", "content": f"question {n}"}, *replies)
     for turn in ("t9", "t10", "t11"):
         assert (await api.http.post(f"/api/sessions/p/turns/{turn}/drop")).status_code == 200
@@ -116,6 +118,7 @@ async def test_turns_without_a_tag_are_paged_among_the_others(api: Api) -> None:
         if n in {8, 9, 10, 11}:
             continue
         lines = [f"tagged {n}"] * (n % 3 == 0) + [f"twice {n}"] * (n % 6 == 0)
+        lines += ["And more."] * (n == 21)
         wanted += [(f"t{n}", line) for line in lines or [f"Reply {n}."]]
     for limit in (1, 2, 3, 5, 7, 29, 100):
         found: list[tuple[str, str]] = []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tersely.domain.history.history import Entry, EpochInputs, TerseEntry
+from tersely.domain.history.history import LOG_ENTRIES, Entry, EpochInputs, TerseEntry
 from tersely.domain.history.turns import group_turns
 from tersely.domain.messages import Message
 from tersely.domain.tokens import estimate_text
@@ -18,6 +18,7 @@ from tersely.strategies.summaries.activity_log import (
     TERSE_LIMIT,
     clip_line,
     derive_missing,
+    derive_outcomes,
     derive_steps,
     derive_terse,
     read_activity_log,
@@ -195,3 +196,20 @@ def test_every_rolled_up_line_has_content(limit: int, older: int) -> None:
 def test_step_without_text_and_tools_has_no_log_line() -> None:
     history = place(user("go"), assistant("First I look."), assistant(None), assistant(None, call("c1", "read")))
     assert [entry.text for entry in derive_steps(history)] == ["First I look.", "used read"]
+
+
+def test_a_turn_with_a_line_in_its_middle_gets_one_for_its_last_reply() -> None:
+    steps = place(user("fix it"), assistant("Looking.", call("1")), result("1"), assistant("It is fixed."))
+    told = TerseEntry(turn=1, seq=2, role="assistant", text="looked", source="model", created_at=START)
+    (line,) = derive_outcomes(steps, EpochInputs(terse=(told,)))
+    assert (line.text, line.seq) == ("It is fixed.", 4)
+    assert derive_outcomes(steps, EpochInputs(terse=(told, replace(told, seq=4)))) == ()
+    assert derive_outcomes(steps[:3], EpochInputs(terse=(told,))) == (), "it was never answered"
+
+
+def test_lines_are_derived_for_as_many_turns_as_a_log_has_entries() -> None:
+    history = place(*[each for n in range(LOG_ENTRIES + 50) for each in (user(f"q{n}"), assistant(f"Reply {n}."))])
+    lines = derive_outcomes(history, EpochInputs())
+    assert [line.turn for line in lines] == list(range(51, LOG_ENTRIES + 51))
+    full = tuple(replace(line, source="model") for line in lines)
+    assert derive_outcomes(history, EpochInputs(terse=full)) == (), "older turns had entries that were not loaded"

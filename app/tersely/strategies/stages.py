@@ -11,7 +11,7 @@ from tersely.strategies.head.layers import exchange
 from tersely.strategies.pipeline import Draft, Stage, count_entries
 from tersely.strategies.prompts import ACTIVITY_LOG_ACK
 from tersely.strategies.summaries.activity_log import (
-    derive_newest,
+    derive_outcomes,
     derive_steps,
     read_activity_log,
     render_activity_log,
@@ -74,7 +74,7 @@ def insert_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode, deri
         if derive:
             past = _past(draft)
             steps = _derived_steps(draft, terse, earlier)
-            terse = _in_order([*terse, *derive_newest(past, inputs), *steps])
+            terse = _in_order([*terse, *derive_outcomes(past, inputs), *steps])
             # They are stored nowhere else: the next epoch carries them over.
             draft = replace(draft, summary_covers_to=draft.cut) if steps else draft
             if terse and any(entry.turn < terse[0].turn for entry in past):

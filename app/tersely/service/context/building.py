@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
 from msgspec import structs
 
 from tersely.domain.history.context import Context
-from tersely.domain.history.history import (
-    TerseEntry,
-)
+from tersely.domain.history.history import Entry, EpochInputs, TerseEntry
 from tersely.domain.text.state import StateBlock
 from tersely.service.common import tokens
 from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
@@ -24,7 +22,7 @@ from tersely.strategies.planning import (
     with_retrieved_turns,
 )
 from tersely.strategies.presets import Slim, Strategy, Tiered, Window
-from tersely.strategies.summaries.activity_log import derive_newest
+from tersely.strategies.summaries.activity_log import derive_missing, derive_outcomes
 
 
 class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +69,8 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
     derived: tuple[TerseEntry, ...] = ()
     if keeps_log_of_turns(config.strategy):
         running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
-        derived = derive_newest([entry for entry in gone if entry.turn not in running], history.epoch_inputs)
+        past = [entry for entry in gone if entry.turn not in running]
+        derived = derive_lines(config.strategy, past, history.epoch_inputs)
     whole = with_retrieved_turns(snapshot, history.epoch_inputs, epoch)
     context = build_context(whole, epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name))
     after, before = count_additions(epoch, config), count_additions(snapshot.epoch, config)
@@ -92,6 +91,11 @@ def _with_more_fixed_tokens(context: Context, more: Mapping[str, int]) -> Contex
     return structs.replace(
         context, report=structs.replace(report, tokens_before=before, tokens_after=after, layers=layers)
     )
+
+
+def derive_lines(strategy: Strategy, past: Sequence[Entry], inputs: EpochInputs) -> tuple[TerseEntry, ...]:
+    """Return the entries without a model that a strategy that keeps a log stores of past turns when they are cut."""
+    return derive_outcomes(past, inputs) if isinstance(strategy, Slim) else derive_missing(past, inputs.terse)
 
 
 def keeps_log_of_turns(strategy: Strategy) -> bool:

@@ -181,9 +181,11 @@ class Sessions:
         found = await turns.between(connection, tenant, session.id, first, last)
         if not self.keeps_log(session):
             return found
-        missing = [row.turn for row in found if not row.terse and row.status == "live"]
-        lines = {line.turn: line.text for line in await turn_log.derived(connection, tenant, session.id, missing)}
-        return [structs.replace(row, terse=(lines[row.turn],)) if row.turn in lines else row for row in found]
+        live = [row.turn for row in found if row.status == "live"]
+        lines = {line.turn: line.text for line in await turn_log.derived(connection, tenant, session.id, live)}
+        return [
+            structs.replace(row, terse=(*row.terse, lines[row.turn])) if row.turn in lines else row for row in found
+        ]
 
     async def drop(self, tenant: str, session_id: str, turn: int) -> TurnRow:
         """Hide a turn from every context. A hidden turn stays unchanged."""

@@ -12,14 +12,13 @@ from msgspec import structs
 
 from tersely.domain.history.history import LOG_ENTRIES, Entry, Epoch, EpochInputs, Snapshot, TerseEntry
 from tersely.domain.messages import Message
-from tersely.service.context.building import BuiltContext, build, keeps_log_of_turns
+from tersely.service.context.building import BuiltContext, build, derive_lines, keeps_log_of_turns
 from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
 from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import count_older_tokens
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.strategies.epochs.policies import StartEpoch
 from tersely.strategies.planning import decide
-from tersely.strategies.summaries.activity_log import derive_missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ def _with_log(call: AnsweredCall, snapshot: Snapshot, inputs: EpochInputs) -> Ep
     first = snapshot.epoch.cut if snapshot.epoch is not None else 1
     running = call.entries[-1].turn
     ended = [entry for entry in call.entries if entry.turn < running and entry.seq < first]
-    return _newest([*inputs.terse, *derive_missing(ended, inputs.terse)], inputs)
+    return _newest([*inputs.terse, *derive_lines(call.config.strategy, ended, inputs)], inputs)
 
 
 def _newest(log: list[TerseEntry], inputs: EpochInputs) -> EpochInputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from asyncpg import Record
 
@@ -25,6 +25,9 @@ SELECT seq FROM messages WHERE {HERE} AND seq BETWEEN $3 AND $4 AND {IS_EXCEPTIO
 NEWEST_ENTRIES = f"""
 {ENTRIES} AND (t.seq = ANY($4::bigint[]) OR {STATUS} = 'live')
 ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3
+"""
+TOLD = f"""
+SELECT DISTINCT seq FROM terse WHERE {HERE} AND turn = ANY($3::int[]) AND seq = ANY($4::bigint[])
 """
 ALL_ENTRIES = f"""
 {ENTRIES} AND {STATUS} = 'live' AND (t.turn, t.seq, t.number) > ($3, $4, $5) AND t.turn <= $7
@@ -60,6 +63,12 @@ async def log_inputs(
     if len(entries) < LOG_ENTRIES:
         return EpochInputs(terse=entries)
     return EpochInputs(terse=entries, older_turns=max(0, entries[0].turn - 1), oldest_at=entries[0].created_at)
+
+
+async def told(connection: Connection, tenant: str, session_id: str, seqs: Mapping[int, int]) -> set[int]:
+    """Return which messages, by turn, have entries."""
+    records = await connection.fetch(TOLD, tenant, session_id, list(seqs), list(seqs.values()))
+    return {record["seq"] for record in records}
 
 
 # Turn, sequence number, number within the message: where an entry stands in the log.

@@ -98,11 +98,11 @@ def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
     Without a text it names the user's request and the tools used.
     """
     last = entries[-1]
-    replies = (e for e in reversed(entries) if e.message.role == "assistant" and _first_sentence(e.message.text))
+    replies = (e for e in reversed(entries) if e.message.role == "assistant" and first_sentence(e.message.text))
     final = next(replies, None)
     if final is not None and final.message.calls:
         final = None
-    text = _first_sentence(final.message.text) if final else _describe_request_and_tools(entries)
+    text = first_sentence(final.message.text) if final else _describe_request_and_tools(entries)
     at = final or last
     return TerseEntry(
         turn=last.turn, seq=at.seq, role="assistant", text=text, source="derived", created_at=at.created_at
@@ -115,15 +115,27 @@ def derive_missing(entries: Iterable[Entry], terse: Iterable[TerseEntry]) -> tup
     return tuple(derive_terse(turn.entries) for turn in group_turns(entries) if turn.number not in known)
 
 
-def derive_newest(entries: Iterable[Entry], inputs: EpochInputs) -> tuple[TerseEntry, ...]:
-    """Return derived entries as `derive_missing`, of at most as many turns as a log has entries: the newest.
+def derive_outcomes(entries: Iterable[Entry], inputs: EpochInputs) -> tuple[TerseEntry, ...]:
+    """Return derived entries for past turns, of ``entries``, that have none of their own or none for their last reply.
 
-    Turns from before a full log are none of them: their entries were not loaded.
+    They are of at most as many turns as a log has entries, the newest. Turns from before a full log are none of them:
+    their entries were not loaded.
     """
     first = inputs.terse[0].turn if len(inputs.terse) >= LOG_ENTRIES else 1
     known = {entry.turn for entry in inputs.terse}
-    missing = [turn for turn in group_turns(entries) if turn.number >= first and turn.number not in known]
-    return tuple([derive_terse(turn.entries) for turn in missing[-LOG_ENTRIES:]])
+    told = {entry.seq for entry in inputs.terse}
+    missing = [
+        turn.entries
+        for turn in group_turns(entries)
+        if turn.number >= first
+        and (turn.number not in known or (ends_turn(turn.entries[-1]) and turn.entries[-1].seq not in told))
+    ]
+    return tuple([derive_terse(of_turn) for of_turn in missing[-LOG_ENTRIES:]])
+
+
+def ends_turn(entry: Entry) -> bool:
+    """Return whether a turn that ends with this message is over: a reply that calls no tool."""
+    return entry.message.role == "assistant" and bool(entry.message.parts) and not entry.message.calls
 
 
 def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:
@@ -136,17 +148,18 @@ def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:
             turn=turn.number,
             seq=step.entries[0].seq,
             role="assistant",
-            text=_first_sentence(step.entries[0].message.text) or f"used {_tools_used(step.entries)}",
+            text=first_sentence(step.entries[0].message.text) or f"used {_tools_used(step.entries)}",
             source="derived",
             created_at=step.entries[0].created_at,
         )
         for turn in group_turns(entries)
         for step in turn.steps
-        if _first_sentence(step.entries[0].message.text) or _tools_used(step.entries)
+        if first_sentence(step.entries[0].message.text) or _tools_used(step.entries)
     )
 
 
-def _first_sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """Return the first sentence with a letter or digit, on one line without its markup; empty if there is none."""
     return _sentence_in(text[:_LOOK_AT])
 
 
@@ -175,7 +188,7 @@ def _describe_request_and_tools(entries: Sequence[Entry]) -> str:
     question = next((e.message.text for e in entries if e.message.starts_turn), "")
     used = _tools_used(entries)
     tools = f"used {used}" if used else "no reply"
-    question = clip_line(_first_sentence(question) or "no words", TERSE_LIMIT - len(tools) - 14)
+    question = clip_line(first_sentence(question) or "no words", TERSE_LIMIT - len(tools) - 14)
     return f"asked: {question} ({tools})"
 
 
