@@ -21,6 +21,8 @@ from tersely.strategies.summaries.activity_log import derive_terse, ends_turn, f
 
 # A reply without words is described by the tools that it and so many messages before it used.
 MOST_STEPS = 200
+# Replies may be large.
+REPLIES_AT_ONCE = 50
 # Behind all entries of a turn.
 _AT_END = 10**18 - 1
 
@@ -60,15 +62,17 @@ async def derived(connection: Connection, tenant: str, session_id: str, numbers:
     told = await terse.told(connection, tenant, session_id, {turn: last for turn, (_, last) in ends.items()})
     missing = {last: first for first, last in ends.values() if last not in told}
     found: list[TerseEntry] = []
-    for entry in await _entries(connection, tenant, session_id, list(missing)):
-        if not ends_turn(entry):
-            continue
-        entries = [entry]
-        if not first_sentence(entry.message.text):
-            first = max(missing[entry.seq], entry.seq - MOST_STEPS)
-            of_turn = await _entries(connection, tenant, session_id, range(first, entry.seq + 1))
-            entries = [each for each in of_turn if each.turn == entry.turn]
-        found.append(derive_terse(entries))
+    lasts = sorted(missing)
+    for start in range(0, len(lasts), REPLIES_AT_ONCE):
+        for entry in await _entries(connection, tenant, session_id, lasts[start : start + REPLIES_AT_ONCE]):
+            if not ends_turn(entry):
+                continue
+            entries = [entry]
+            if not first_sentence(entry.message.text):
+                first = max(missing[entry.seq], entry.seq - MOST_STEPS)
+                of_turn = await _entries(connection, tenant, session_id, range(first, entry.seq + 1))
+                entries = [each for each in of_turn if each.turn == entry.turn]
+            found.append(derive_terse(entries))
     return found
 
 
