@@ -169,10 +169,11 @@ def test_a_file_that_is_read_again_is_a_reference() -> None:
 def test_numbers_of_lines_are_no_difference() -> None:
     written = [assistant("", call("c0", "write", {"path": "src/app.py", "content": PLAIN})), result("c0", "ok")]
     moved = "\n".join(f"{n:>6}\t{line}" for n, line in enumerate(FILE, start=7))
-    folded = fold(user("Write."), *written, *read(1, NUMBERED), *read(2, moved, name="view"))
     source = "the argument content of write(path=src/app.py)"
+    folded = fold(user("Write."), *written, *read(1, NUMBERED))
     assert texts(folded)[1] == f'[Repeated text: lines 1 to 40 of {source}, numbered from "     1\t"]'
-    assert texts(folded)[2].endswith('numbered from "     7\t"]')
+    folded = fold(user("Write."), *written, *read(1, moved, name="view"))
+    assert texts(folded)[1].endswith('numbered from "     7\t"]')
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,62 @@ def test_digits_of_other_scripts_are_no_numbers_of_lines() -> None:
 def test_whoever_asks_twice_gets_the_whole_text() -> None:
     folded = fold(user("Read."), *read(1, PLAIN), *read(2, PLAIN), *read(3, PLAIN), *read(4, PLAIN))
     assert [BEGIN in text for text in texts(folded)] == [False, True, False, True]
+
+
+def run_command(number: int, text: str, command: str = "cat src/app.py") -> list[Message]:
+    return [assistant("", call(f"c{number}", "bash", {"command": command})), result(f"c{number}", text)]
+
+
+def test_whoever_asks_twice_by_another_tool_gets_the_whole_text() -> None:
+    folded = fold(user("Read."), *read(1, NUMBERED), *read(2, NUMBERED), *run_command(3, PLAIN), *read(4, PLAIN))
+    assert [BEGIN in text for text in texts(folded)] == [False, True, False, True]
+
+
+def test_a_command_that_prints_mostly_new_text_refers_to_the_rest() -> None:
+    new = "\n".join(f"new line {n} of a log that has not been printed before" for n in range(12))
+    logs = [run_command(n, f"{PLAIN[:600]}\n{new.replace('new', f'{n}th')}", f"make test {n}") for n in range(3)]
+    folded = fold(user("Run."), *logs[0], *logs[1], *logs[2])
+    assert [BEGIN in text for text in texts(folded)] == [False, True, False]
+    other = run_command(3, f"{PLAIN}\n{new}", "make lint")
+    folded = fold(user("Run."), *logs[0], *logs[1], *read(8, PLAIN[900:]), *other)
+    assert BEGIN in texts(folded)[-1]
+
+
+def test_a_section_of_a_file_stays_whole_if_only_parts_stand_above() -> None:
+    upper, section, whole = "\n".join(FILE[:20]), "\n".join(FILE[10:35]), f"{PLAIN}\n[20 more lines]"
+    assert BEGIN not in texts(fold(user("Read."), *read(1, upper), *read(2, section)))[-1]
+    # A command's output is no text that an edit must quote.
+    assert BEGIN in texts(fold(user("Read."), *read(1, upper), *run_command(2, section)))[-1]
+    assert texts(fold(user("Read."), *read(1, PLAIN), *read(2, whole)))[-1].endswith(")]\n[20 more lines]")
+
+
+@quick
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([read(0, PLAIN), read(0, NUMBERED, name="view"), run_command(0, PLAIN)]),
+            st.integers(0, 12_000),
+        ),
+        min_size=3,
+        max_size=8,
+    ),
+    every_strategy,
+    st.sampled_from([Auto(), Auto(high=2_000, low=800), Auto(high=5_000, low=2_500), EveryRequest()]),
+)
+def test_text_that_was_replaced_is_sent_whole_next_whatever_cuts_fall_between(
+    asked: list[tuple[list[Message], int]], strategy: Strategy, policy: Policy
+) -> None:
+    batches: list[list[Message]] = [[user("Begin.")]]
+    for number, (messages, size) in enumerate(asked):
+        called = [replace(messages[0].calls[0], id=f"c{number}")]
+        filler = run_command(100 + number, f"{number} " * (size // 2), f"make {number}")
+        batches.append([assistant("", *called), result(f"c{number}", messages[1].results[0].text)])
+        batches.append([*filler, user("Go on.")])
+    contexts = play(batches, strategy, policy)[1::2]
+
+    newest = [next((m for m in reversed(c.messages) if isinstance(m, Entry)), None) for c in contexts]
+    replaced = [entry is not None and entry.is_folded for entry in newest]
+    assert not any(one and other for one, other in pairwise(replaced))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +294,34 @@ def test_an_epoch_that_loses_the_first_copy_writes_it_out() -> None:
     assert BEGIN in copies(contexts[2])[1]
     assert contexts[-1].epoch.cut == 4
     assert copies(contexts[-1])[0] == PLAIN
+
+
+def test_a_second_ask_after_a_cut_gets_the_whole_text() -> None:
+    long = PLAIN + "\n" + "x" * 3_000
+    fill = run_command(3, "y" * 2_800, "make")
+    batches = [[user("Read.")], read(1, long), read(2, PLAIN), fill, [user("Next?")], run_command(4, PLAIN)]
+    contexts = play(batches, Slim(references=0, files=0), Auto(high=2_200, low=1_650))
+
+    assert BEGIN in texts(tuple(m for m in contexts[2].messages if isinstance(m, Entry)))[-1]
+    assert contexts[4].epoch.cut > contexts[2].epoch.cut
+    # Its first copy has left the context, the second one is whole, and so is the third.
+    assert [t for t in texts(tuple(m for m in contexts[5].messages if isinstance(m, Entry))) if "def" in t] == [
+        PLAIN
+    ] * 2
+
+
+def test_a_text_that_was_whole_for_a_second_ask_stays_whole_after_a_cut() -> None:
+    long = PLAIN + "\n" + "x" * 3_000
+    fill = run_command(4, "y" * 2_800, "make")
+    batches = [[user("Read.")], read(1, long), read(2, PLAIN), run_command(3, PLAIN), fill, [user("Next?")]]
+    contexts = play(batches, Slim(references=0, files=0), Auto(high=3_000, low=2_450))
+
+    assert contexts[-1].epoch.repeats is not None
+    assert contexts[-1].epoch.cut == 4
+    assert [BEGIN in text for text in texts(tuple(m for m in contexts[-1].messages if isinstance(m, Entry)))[:2]] == [
+        False,
+        False,
+    ]
 
 
 def test_time_is_linear_in_the_text() -> None:

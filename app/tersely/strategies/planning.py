@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from tersely.domain.history.context import Context, Kept, TurnReport
-from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, Repeats, Snapshot
 from tersely.domain.history.tiers import ReadBack
 from tersely.domain.tokens import Encode, estimate_text
 from tersely.strategies.composition import Composition, EpochStartInputs, closing_of, compose, needs_of
@@ -43,7 +43,7 @@ from tersely.strategies.epochs.policies import (
 from tersely.strategies.head.injection import blocks_for_head, count_other_blocks, must_restate, write_blocks
 from tersely.strategies.pipeline import Draft, Stage, run, seal
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Trim, strategy_text
-from tersely.strategies.reduction.repeats import fold_repeats
+from tersely.strategies.reduction.repeats import carry_over, fold_repeats
 from tersely.strategies.reduction.shortening import apply_tiers, shorten_results
 from tersely.strategies.stages import keep_within
 
@@ -272,6 +272,7 @@ def plan_epoch(
         has_injected=True,
         is_plain=is_plain,
         folds_repeats=snapshot.folds_repeats,
+        repeats=_carry_over_repeats(snapshot, draft),
     )
 
 
@@ -292,6 +293,19 @@ def _with_additions(
         prefixes=others if is_shortened or note is None else (note, *others),
         is_plain=not is_shortened,
     )
+
+
+def _carry_over_repeats(snapshot: Snapshot, draft: Draft) -> Repeats | None:
+    """Return what the epoch of ``draft`` must know of what the epoch before it replaced; None: there was nothing."""
+    before = snapshot.epoch
+    if before is None or not (snapshot.folds_repeats and before.folds_repeats):
+        return None
+    shown = run(_restore(snapshot, before), (shorten_results(before.tiers, encode=estimate_text),))
+    repeats = carry_over(shown.entries, before.repeats)
+    # A message that has left the context is not decided again.
+    left = {entry.seq for entry in draft.entries}
+    repeats = structs.replace(repeats, asked_again=tuple(seq for seq in repeats.asked_again if seq in left))
+    return repeats if repeats.replaced or repeats.asked_again else None
 
 
 def _whole_turns(draft: Draft, snapshot: Snapshot) -> tuple[int, ...]:
@@ -361,7 +375,7 @@ def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encod
     request fits.
     """
     budget = None if isinstance(strategy, Full) else snapshot.window
-    fold = (fold_repeats(encode=encode),) if epoch.folds_repeats else ()
+    fold = (fold_repeats(epoch.repeats, encode=encode),) if epoch.folds_repeats else ()
     stages = (shorten_results(epoch.tiers, encode=encode), *fold, *closing_of(strategy, encode))
     draft = run(_restore(snapshot, epoch), stages)
     stated = structs.replace(draft, head=(*write_blocks(epoch), *draft.head))

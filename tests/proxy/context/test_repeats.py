@@ -18,6 +18,9 @@ from tests.support.upstreams import Model
 SIGNATURE = "skip_thought_signature_validator"
 FILE = "\n".join(f"def function_{n}(argument: int) -> int: return argument + {n}" for n in range(40))
 
+EPOCH = '{"high": 2850, "low": 2300}'
+STRATEGY = '{"name": "slim", "recent_turns": 2, "files": 0, "references": 0}'
+
 
 @pytest.fixture(scope="module")
 def folding(store: Database, model: Model) -> Iterator[Service]:
@@ -112,6 +115,38 @@ async def test_a_session_goes_on_with_its_references(folding: Service, model: Mo
     marked = [b"".join(each).count(b"Repeated text: lines") for each in ups]
     assert marked == [0, 1, 2]
     assert ups[2][:3] == ups[1][:3]
+
+
+async def test_a_second_ask_by_another_tool_after_a_cut_goes_up_whole(folding: Service, model: Model, key: str) -> None:
+    body = json.loads(body_for("openai_chat", key, 1, stream=False))
+    body["messages"] += [
+        {"role": "assistant", "content": f"It has forty functions. {'word ' * 1_200}"},
+        {"role": "user", "content": "Read it again."},
+        *step("openai_chat", 1, FILE),
+    ]
+    how = {"X_Script": key, "X_Tersely_Session": key, "X_Tersely_Epoch": EPOCH, "X_Tersely_Strategy": STRATEGY}
+    await post(folding, json.dumps(body).encode(), **how)
+    assert b"Repeated text: lines 1 to 40" in sent("openai_chat", model.last.body)[-1]
+
+    # The first copy is cut: the second one goes up whole.
+    body["messages"] += [
+        {"role": "assistant", "content": "It still has forty functions."},
+        {"role": "user", "content": f"Now look at this listing. {'word ' * 300}"},
+    ]
+    await post(folding, json.dumps(body).encode(), **how)
+    assert b"".join(sent("openai_chat", model.last.body)).count(b"function_7(") == 1
+    assert b"Repeated text" not in b"".join(sent("openai_chat", model.last.body))
+
+    called = {"id": "call_9", "type": "function", "function": {"name": "bash", "arguments": '{"command": "cat it"}'}}
+    body["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_9", "content": FILE},
+    ]
+    before = sent("openai_chat", model.last.body)
+    await post(folding, json.dumps(body).encode(), **how)
+    after = sent("openai_chat", model.last.body)
+    assert b"function_7(" in after[-1]
+    assert after[: len(before)] == before
 
 
 async def test_contexts_over_rest_are_those_of_calls(folding: Service, key: str) -> None:

@@ -199,6 +199,19 @@ _STORED_EPOCH = {
 }
 
 
+class Repeats(msgspec.Struct, frozen=True, kw_only=True):
+    """Decisions on repeated text that an epoch takes over from those before it.
+
+    ``replaced``: checksums (32 bits each) of the lines that references stood for and that were not sent whole since.
+    ``asked_again``: messages that show such lines whole, because the model had asked for them again. Both hold for
+    messages up to ``decided_to``, and go on from there.
+    """
+
+    replaced: bytes = b""
+    asked_again: tuple[int, ...] = ()
+    decided_to: int = 0
+
+
 class PastTurn(msgspec.Struct, frozen=True, kw_only=True):
     """An older turn that may be brought back whole, with its relevance to the current task (0 to 1)."""
 
@@ -224,7 +237,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
     ``is_plain``: requests show everything as the client sent it, without instructions and tools of Tersely's in front
     (`tersely.strategies.epochs.additions`). Plans of earlier releases had both from their first request on.
     ``excerpts``: texts of files from messages that were cut. The head shows some of them, later epochs choose again.
-    ``folds_repeats``: references replace repeated text in tool results (`tersely.strategies.reduction.repeats`).
+    ``folds_repeats``: references replace repeated text in tool results (`tersely.strategies.reduction.repeats`);
+    ``repeats``: what earlier epochs decided on it.
 
     ``cleared_at``: contexts leave out everything before this sequence number, where the session was last cleared.
     ``summary_covers_to``: the carried-over summary covers messages before this sequence number (0: none is carried
@@ -259,6 +273,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
     covered: CoveredFacts | None = None
     is_plain: bool = False
     folds_repeats: bool = False
+    repeats: Repeats | None = None
     excerpts: tuple[FileExcerpt, ...] = ()
 
     def without_messages(

@@ -3,22 +3,29 @@
 A result is looked at once, against what stands before it, so what it looks like never changes while the messages before
 it stay: no cached prefix is lost. A new epoch starts with other messages; what has lost its first copy is whole there.
 References are lossless: `expand` gives the original from the context alone.
+
+Two kinds of results stay whole although their text stands above. One is text that a reference stood for before: the
+model asked for it again, by whatever tool. An epoch carries over what was replaced before it (`Repeats`). The other is
+a section of a file of which only parts stand above: an edit must quote it exactly, and would have to join texts from
+two messages.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from zlib import crc32
 
 from msgspec.structs import replace
 
-from tersely.domain.history.history import Entry
+from tersely.domain.history.history import Entry, Repeats
 from tersely.domain.messages import Part, ToolCall, ToolResult
 from tersely.domain.text.clipping import head
-from tersely.domain.tokens import Encode, count_message
+from tersely.domain.tokens import Encode, count_message, estimate_text
 from tersely.strategies.pipeline import Draft, Edit, Stage
 
 REASON = "repeated text by reference"
@@ -28,6 +35,10 @@ MIN_RESULT = 400
 MIN_SAVED = 100
 # So many occurrences of the same four lines are tried; files of equal lines would have thousands.
 MAX_OCCURRENCES = 4
+# The characters that a file's result may have besides the one reference that stands for it ("80 more lines").
+MAX_REST = 100
+# So many replaced runs of four lines are carried over to the next epoch, the newest.
+MAX_REPLACED = 2048
 NAME_LENGTH = 120
 # A call is named by its arguments that are shorter.
 LONG_VALUE = 80
@@ -40,6 +51,8 @@ _REFERENCE = re.compile(
     r"(?:, (unnumbered)|, numbered from \"( *)(\d+)(→|\t)\")?\]"
 )
 _PATHS = ("file_path", "filePath", "path", "target_file", "notebook_path")
+
+_Run = tuple[str, str, str, str]
 
 
 class _Number(NamedTuple):
@@ -70,11 +83,22 @@ class _Match(NamedTuple):
     is_same: bool
 
 
-def fold_repeats(*, encode: Encode) -> Stage:
-    """Make a stage that replaces repeated text in tool results. Changed turns are reported as truncated."""
+class _Folded(NamedTuple):
+    """The lines of a result with references, and the runs of four lines that these stand for."""
+
+    lines: list[str]
+    references: int
+    runs: list[_Run]
+
+
+def fold_repeats(earlier: Repeats | None, *, encode: Encode) -> Stage:
+    """Make a stage that replaces repeated text in tool results. Changed turns are reported as truncated.
+
+    ``earlier``: what earlier epochs decided.
+    """
 
     def stage(draft: Draft) -> Draft:
-        folded = fold_entries(draft.entries, encode=encode)
+        folded = fold_entries(draft.entries, earlier, encode=encode)
         turns = {new.turn for old, new in zip(draft.entries, folded, strict=True) if new is not old}
         if not turns:
             return draft
@@ -88,18 +112,31 @@ def fold_repeats(*, encode: Encode) -> Stage:
     return stage
 
 
-def fold_entries(entries: Sequence[Entry], *, encode: Encode) -> tuple[Entry, ...]:
+def fold_entries(entries: Sequence[Entry], earlier: Repeats | None = None, *, encode: Encode) -> tuple[Entry, ...]:
     """Return ``entries``, in the order of the context, with references for repeated text; O(characters).
 
-    Unchanged entries are the same objects. ``encode`` recounts the others.
+    Unchanged entries are the same objects. ``earlier``: what earlier epochs decided. ``encode`` recounts the others.
     """
+    return _fold(entries, earlier, encode)[0]
+
+
+def carry_over(entries: Sequence[Entry], earlier: Repeats | None) -> Repeats:
+    """Return what the next epoch must know of the epoch that showed ``entries``, in the order of its context.
+
+    ``earlier``: what that epoch knew of those before it. O(characters).
+    """
+    return _fold(entries, earlier, estimate_text)[1]
+
+
+def _fold(entries: Sequence[Entry], earlier: Repeats | None, encode: Encode) -> tuple[tuple[Entry, ...], Repeats]:
     texts = _Texts()
-    read_by_reference: set[str] = set()
+    decided = _Decisions(earlier)
     calls: dict[str, ToolCall] = {}
     shown: list[Entry] = []
     for entry in entries:
         # A result that quotes a reference could not be told from one that has some.
         may_fold = not entry.is_ours and not any(map(_has_reference, entry.message.results))
+        decided.start(entry.seq)
         parts: list[Part] = []
         for part in entry.message.parts:
             if isinstance(part, ToolCall):
@@ -109,11 +146,9 @@ def fold_entries(entries: Sequence[Entry], *, encode: Encode) -> tuple[Entry, ..
                 call = calls.get(part.call_id)
                 text = part.text
                 if call is not None and may_fold and len(text) >= MIN_RESULT:
-                    subject = _subject(call)
-                    if subject in read_by_reference:
-                        read_by_reference.discard(subject)
-                    elif (text := texts.fold(part.text)) is not part.text:
-                        read_by_reference.add(subject)
+                    folded = texts.fold(text)
+                    if folded is not None and decided.may_replace(folded, call):
+                        text = "\n".join(folded.lines)
                 if call is not None:
                     texts.add(text, f"the result of {_name(call)}")
                 parts.append(part if text is part.text else replace(part, text=text))
@@ -121,7 +156,70 @@ def fold_entries(entries: Sequence[Entry], *, encode: Encode) -> tuple[Entry, ..
             parts.append(part)
         is_same = all(new is old for new, old in zip(parts, entry.message.parts, strict=True))
         shown.append(entry if is_same else _folded(entry, tuple(parts), encode))
-    return tuple(shown)
+    return tuple(shown), decided.carry_over()
+
+
+class _Decisions:
+    """Decisions which results become references, in the order of the context. ``earlier``: those of earlier epochs.
+
+    Messages that an earlier epoch showed are decided as then: what was whole because the model had asked again stays
+    whole, and all else may be replaced.
+    """
+
+    def __init__(self, earlier: Repeats | None) -> None:
+        self._earlier = earlier or Repeats()
+        self._whole = set(self._earlier.asked_again)
+        # Checksums of the replaced runs that were not sent whole since, in order of their replacement.
+        self._replaced: dict[int, None] = {}
+        self._is_decided = False
+        self._has_earlier = False
+        self._seq = 0
+        self._last = self._earlier.decided_to
+
+    def start(self, seq: int) -> None:
+        """Go on with the results of message ``seq``."""
+        self._seq = seq
+        self._last = max(self._last, seq)
+        self._is_decided = seq <= self._earlier.decided_to
+        if not self._is_decided:
+            self._add_earlier()
+
+    def _add_earlier(self) -> None:
+        if not self._has_earlier:
+            self._has_earlier = True
+            self._replaced = dict.fromkeys(array("I", self._earlier.replaced)) | self._replaced
+
+    def may_replace(self, folded: _Folded, call: ToolCall) -> bool:
+        """Return whether ``folded`` may stand for the result of ``call``."""
+        runs = [_checksum(run) for run in folded.runs]
+        known = [run for run in runs if run in self._replaced]
+        is_asked_again = self._seq in self._whole if self._is_decided else 2 * len(known) > len(runs)
+        if is_asked_again:
+            self._whole.add(self._seq)
+            for run in known:
+                self._replaced.pop(run, None)
+            return False
+        if _path_of(call) is not None and not _is_one_reference(folded):
+            return False
+        self._replaced |= dict.fromkeys(runs)
+        return True
+
+    def carry_over(self) -> Repeats:
+        """Return the decisions so far."""
+        self._add_earlier()
+        newest = list(self._replaced)[-MAX_REPLACED:]
+        return Repeats(
+            replaced=array("I", newest).tobytes(), asked_again=tuple(sorted(self._whole)), decided_to=self._last
+        )
+
+
+def _checksum(run: _Run) -> int:
+    return crc32("\n".join(run).encode("utf-8", "surrogatepass"))
+
+
+def _is_one_reference(folded: _Folded) -> bool:
+    rest = sum(len(line) + 1 for line in folded.lines if not _REFERENCE.fullmatch(line))
+    return folded.references == 1 and rest <= MAX_REST
 
 
 def expand(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -159,7 +257,7 @@ class _Texts:
     lines: list[_Lines] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     by_name: dict[str, int] = field(default_factory=dict)
-    occurrences: dict[tuple[str, str, str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    occurrences: dict[_Run, list[tuple[int, int]]] = field(default_factory=dict)
     uses: dict[str, int] = field(default_factory=dict)
     numbered: dict[int, dict[int, int]] = field(default_factory=dict)
 
@@ -186,16 +284,16 @@ class _Texts:
             elif len(known) < MAX_OCCURRENCES:
                 known.append((source, index))
 
-    def fold(self, text: str) -> str:
-        """Return ``text`` with references; the same object where nothing is repeated."""
+    def fold(self, text: str) -> _Folded | None:
+        """Return ``text`` with references; None where nothing is repeated."""
         if text.count("\n") < MIN_RUN - 1:
-            return text
+            return None
         lines = _read(text)
         keys = list(_runs(lines))
         written = lines.written
         out: list[str] = []
-        index = 0
-        is_folded = False
+        runs: list[_Run] = []
+        index = references = 0
         while index < len(written):
             occurrences = self.occurrences.get(keys[index], ()) if index < len(keys) else ()
             match = self._longest(occurrences, lines, index) if occurrences else None
@@ -207,11 +305,12 @@ class _Texts:
             size = sum(map(len, written[index : index + match.length])) + match.length - 1
             if size - len(reference) >= MIN_SAVED:
                 out.append(reference)
-                is_folded = True
+                references += 1
+                runs += keys[index : index + match.length - MIN_RUN + 1]
             else:
                 out += written[index : index + match.length]
             index += match.length
-        return "\n".join(out) if is_folded else text
+        return _Folded(out, references, runs) if references else None
 
     def expand_line(self, line: str) -> Iterator[str]:
         """Yield the lines that a line of a folded text stands for."""
@@ -283,7 +382,7 @@ def _read(text: str) -> _Lines:
     return _Lines(written, bare, numbers, references)
 
 
-def _runs(lines: _Lines) -> Iterator[tuple[str, str, str, str]]:
+def _runs(lines: _Lines) -> Iterator[_Run]:
     """Yield each four lines that follow one another, bare of their numbers."""
     bare = lines.bare
     return zip(bare, bare[1:], bare[2:], bare[3:], strict=False)
@@ -340,11 +439,10 @@ def _name(call: ToolCall) -> str:
     return head(text, NAME_LENGTH).replace("]", ")")
 
 
-def _subject(call: ToolCall) -> str:
-    """Return what a call asks for: a file, or else exactly these arguments."""
+def _path_of(call: ToolCall) -> str | None:
+    """Return the file that a call reads or changes; None for other calls."""
     values = _decode(call)
-    path = next((values[key] for key in _PATHS if isinstance(values.get(key), str)), None)
-    return f"{call.name} {call.arguments if path is None else path}"
+    return next((path for key in _PATHS if isinstance(path := values.get(key), str)), None)
 
 
 def _decode(call: ToolCall) -> dict[str, object]:
