@@ -2,15 +2,17 @@
 
 Looks for the conversations in DIRECTORY, else in `TERSELY_RETRIEVAL_DATA`, else beside the checkout in
 `../shared/data/retrieval`. Ranks with the very functions of the search mode `relevant`; the baselines are plain BM25
-over the same terms and the same questions. Questions without evidence are left out. Writes `bench/recall.md`.
+over the same terms and the same questions. Questions without evidence are left out. Rankings by embeddings are those of
+a small model that PyPI has, installed into an environment of its own (`.venv/embeddings`). Writes `bench/recall.md`.
 """
 
 import json
 import math
 import os
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from bench.tool_environments import ensure_installed
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.history.history import Entry
 from tersely.domain.history.turns import group_turns, number_turns
@@ -26,11 +29,13 @@ from tersely.domain.search import overview
 from tersely.domain.search.cues import is_about_whole
 from tersely.domain.search.excerpts import ExcerptRow, render_row
 from tersely.domain.search.relevance import (
+    Ranked,
     build_corpus,
     build_query,
     document_terms,
     document_text,
     find_relevant,
+    fuse,
     rank_turns,
     search_corpus,
     tokenize,
@@ -55,7 +60,12 @@ PUBLISHED: Final = (
     ("DRAGON (dense)", ".567 / .662 / .767 / .827", ""),
 )
 
+# A static model of 16 MB, whose weights are in the wheel.
+EMBEDDINGS: Final = "wordllama==0.4.0.post1"
+
 Rank = Callable[[str], Sequence[int]]
+Nearest = Mapping[str, Sequence[Ranked]]
+"""The messages of a conversation nearest to each question, by cosines of embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,14 @@ class AnnotatedConversation:
         at = {message["x_id"]: number for number, message in enumerate(record["messages"])}
         found = (Question(q["question"], frozenset(at[e] for e in q["evidence"] if e in at)) for q in questions)
         self.questions = [question for question in found if question.evidence]
+        self.nearest: Nearest = {}
+
+    def by_meaning(self) -> Rank:
+        return lambda text: [each.number for each in self.nearest[text]]
+
+    def by_words_and_meaning(self) -> Rank:
+        corpus = build_corpus(self.terms)
+        return lambda text: fuse(find_relevant(text, self.terms, corpus), self.nearest[text])
 
     def tersely(self) -> Rank:
         corpus = build_corpus(self.terms)
@@ -175,6 +193,10 @@ METHODS: Final[dict[str, Callable[[AnnotatedConversation], Rank]]] = {
     "BM25 k1 1.5 b .95, names": lambda c: c.bm25(1.5, 0.95, names=True),
     "**Tersely, `relevant`**": AnnotatedConversation.tersely,
 }
+WITH_MEANING: Final[dict[str, Callable[[AnnotatedConversation], Rank]]] = {
+    "embeddings alone": AnnotatedConversation.by_meaning,
+    "**Tersely, `relevant` with embeddings**": AnnotatedConversation.by_words_and_meaning,
+}
 TURNS: Final = "**Tersely, whole turns**"
 ANSWER: Final = "**Tersely, answer of `relevant`**"
 WHOLE: Final = "the same, messages shown whole"
@@ -184,10 +206,11 @@ Measured = list[tuple[bool, list[float]]]
 
 def measure(conversations: Sequence[AnnotatedConversation]) -> dict[str, Measured]:
     """For each method and question: whether its conversation was tuned on, recall at the depths, share in a context."""
-    results: dict[str, Measured] = {name: [] for name in (*METHODS, TURNS, ANSWER, WHOLE)}
+    methods = METHODS | WITH_MEANING if all(each.nearest for each in conversations) else METHODS
+    results: dict[str, Measured] = {name: [] for name in (*methods, TURNS, ANSWER, WHOLE)}
     for conversation in conversations:
         is_tuned = conversation.id in TUNED_ON
-        for name, make in METHODS.items():
+        for name, make in methods.items():
             rank = make(conversation)
             for question in conversation.questions:
                 ranking = rank(question.text)
@@ -217,18 +240,35 @@ def load(directory: Path, name: str) -> list[AnnotatedConversation]:
     return [AnnotatedConversation(r, (q for q in questions if q["conv_id"] == r["id"])) for r in records]
 
 
+def embed(conversations: Sequence[AnnotatedConversation]) -> None:
+    """Set the messages nearest to each question by the embedding model, which is installed when it is missing."""
+    python = ensure_installed(EMBEDDINGS, "embeddings") / "python"
+    given = [{"texts": each.texts, "queries": [q.text for q in each.questions]} for each in conversations]
+    script = Path(__file__).parent / "nearest_texts.py"
+    done = subprocess.run([python, script], input=json.dumps(given), capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"the embedding model failed; nothing was measured: {done.stderr[-2000:]}")
+    for conversation, rankings in zip(conversations, json.loads(done.stdout), strict=True):
+        conversation.nearest = {
+            # As in a search, vectors that point away are unrelated.
+            question.text: [Ranked(number=number, score=cosine) for number, cosine in ranking if cosine > 0]
+            for question, ranking in zip(conversation.questions, rankings, strict=True)
+        }
+
+
 def _row(name: str, measured: Measured, *, tuned: bool | None) -> str:
     rows = [values for is_tuned, values in measured if tuned is None or is_tuned == tuned]
     means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     return f"| {name} | " + " | ".join("" if math.isnan(mean) else f"{mean:.3f}".lstrip("0") for mean in means) + " |"
 
 
-def render(directory: Path) -> str:
-    """The whole report."""
+def render(directory: Path, *, with_embeddings: bool = False) -> str:
+    """The whole report. ``with_embeddings``: with the rankings by an embedding model."""
     lines = [
         "# How much of what a question needs is found",
         "",
-        "Made by `make bench-recall`, with the functions of the search mode `relevant`; no model.",
+        "Made by `make bench-recall`, with the functions of the search mode `relevant`; no model, but for the two rows",
+        f"with embeddings: those of `{EMBEDDINGS}` from PyPI (256 dimensions, the weights are in its wheel).",
         "R@n: share of a question's evidence messages among the first n, mean over questions. Context: share of the",
         f"evidence inside {CONTEXT:,} tokens filled with the best messages (or whole turns) that fit.",
         "Answer of `relevant`: questions about the whole conversation (order of events, summaries) are answered by",
@@ -242,6 +282,8 @@ def render(directory: Path) -> str:
     ]
     for title, name in SETS.items():
         conversations = load(directory, name)
+        if with_embeddings:
+            embed(conversations)
         results = measure(conversations)
         parts = (("all", None), ("tuned on", True), ("held out", False))
         for part, tuned in parts:
@@ -270,7 +312,7 @@ def find_data(given: str | None) -> Path:
 
 
 def main() -> None:
-    report = render(find_data(sys.argv[1] if len(sys.argv) > 1 else None))
+    report = render(find_data(sys.argv[1] if len(sys.argv) > 1 else None), with_embeddings=True)
     print(report)
     TABLE.write_text(report)
 

@@ -21,10 +21,11 @@ from typing import Final, NamedTuple
 
 import psutil
 
+from bench.tool_environments import ensure_installed
+
 BENCH: Final = Path(__file__).resolve().parent
 ROOT: Final = BENCH.parent
 LITELLM: Final = "litellm[proxy]==1.106.2"
-LITELLM_VENV: Final = ROOT / ".venv" / "litellm"
 START_LIMIT_S: Final = 120.0
 STOP_LIMIT_S: Final = 20.0
 
@@ -299,15 +300,7 @@ def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None, *
 
 def ensure_litellm() -> Path:
     """LiteLLM's command, installed into an environment of its own when it is not there yet."""
-    command = LITELLM_VENV / "bin" / "litellm"
-    stamp = LITELLM_VENV / "installed"
-    if not stamp.exists() or stamp.read_text() != LITELLM:
-        print(f"installing {LITELLM} into {LITELLM_VENV.relative_to(ROOT)} (once, some minutes)", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(LITELLM_VENV)], check=True)
-        pip = [str(LITELLM_VENV / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, LITELLM], check=True)
-        stamp.write_text(LITELLM)
-    return command
+    return ensure_installed(LITELLM, "litellm") / "litellm"
 
 
 def litellm(host: Server, scratch: Path) -> Server:

@@ -15,6 +15,7 @@ from tersely.domain.history.turns import Turn, group_turns
 from tersely.domain.messages import Message, Text
 from tersely.domain.search.cues import is_mark
 from tersely.domain.search.relevance import (
+    NEAREST,
     PHRASED,
     Ranked,
     build_corpus,
@@ -362,7 +363,16 @@ def test_fuse_ranks_every_document_of_both_once(words: list[tuple[int, float]], 
 
 
 def test_fuse_ranks_equal_word_scores_by_embedding() -> None:
-    words = [Ranked(number=1, score=2.0), Ranked(number=2, score=1.9)]
+    words = [Ranked(number=1, score=2.0), Ranked(number=2, score=1.95)]
 
     assert fuse(words, [Ranked(number=2, score=0.9), Ranked(number=3, score=0.1)]) == [2, 1, 3]
     assert fuse(words, []) == [1, 2]
+
+
+def test_fuse_lets_only_the_nearest_documents_count_by_meaning() -> None:
+    words = [Ranked(number=200, score=2.0), Ranked(number=100, score=0.02)]
+    near = [Ranked(number=number, score=1 - number / 100) for number in range(1, 60)]
+
+    order = fuse(words, near)
+    assert order[:2] == [200, 1]
+    assert len(order) == 2 + NEAREST

@@ -96,8 +96,10 @@ PHRASED = 25
 # more frequent one.
 PHRASE_WEIGHT = 2.0
 
-# The weight of similarity in meaning relative to the words, when both rankings are fused.
-MEANING_WEIGHT = 0.2
+# The weight of similarity in meaning relative to the words, when both rankings are fused, and how many of the nearest
+# documents count. With more of either, messages that merely sound alike displace those that share rare words.
+MEANING_WEIGHT = 0.05
+NEAREST = 25
 
 MEMOS = 5
 FLOOR = 0.25
@@ -329,8 +331,9 @@ def fuse(by_words: Sequence[Ranked], by_meaning: Sequence[Ranked]) -> list[int]:
     """Fuse the rankings by words and by meaning (cosines), best first; ties: greater number first.
 
     Scores are fused, not positions: word scores as shares of the best one, cosines scaled to their own range. A
-    document that only one ranking contains has 0 in the other.
+    document that only one ranking contains has 0 in the other. Only the `NEAREST` count by meaning.
     """
+    by_meaning = by_meaning[:NEAREST]
     best = max((each.score for each in by_words), default=0.0) or 1.0
     scores = {each.number: each.score / best for each in by_words}
     low = min((each.score for each in by_meaning), default=0.0)
