@@ -214,8 +214,8 @@ def measure(conversations: Sequence[AnnotatedConversation]) -> dict[str, Measure
             rank = make(conversation)
             for question in conversation.questions:
                 ranking = rank(question.text)
-                shares = [_share(question, ranking[:depth]) for depth in DEPTHS]
-                results[name].append((is_tuned, [*shares, _share(question, conversation.fill(ranking))]))
+                shares = [share_found(question, ranking[:depth]) for depth in DEPTHS]
+                results[name].append((is_tuned, [*shares, share_found(question, conversation.fill(ranking))]))
         rank, cover = conversation.tersely(), conversation.overview()
         for question in conversation.questions:
             filled = conversation.fill(rank(question.text))
@@ -225,11 +225,11 @@ def measure(conversations: Sequence[AnnotatedConversation]) -> dict[str, Measure
                 (ANSWER, shown),
                 (WHOLE, whole),
             ):
-                results[name].append((is_tuned, [math.nan] * len(DEPTHS) + [_share(question, found)]))
+                results[name].append((is_tuned, [math.nan] * len(DEPTHS) + [share_found(question, found)]))
     return results
 
 
-def _share(question: Question, found: Iterable[int]) -> float:
+def share_found(question: Question, found: Iterable[int]) -> float:
     return len(question.evidence.intersection(found)) / len(question.evidence)
 
 
@@ -278,7 +278,9 @@ def render(directory: Path, *, with_embeddings: bool = False) -> str:
         "messages that are shown whole.",
         "One configuration for both sets. Its parameters were chosen on "
         + ", ".join(f"`{name}`" for name in sorted(TUNED_ON))
-        + ".",
+        + ",",
+        "but for one: how much more the user's messages count for a question in the first person was chosen by",
+        "cross-validation (`bench/recall_folds.md`), which gave the same value without each conversation.",
     ]
     for title, name in SETS.items():
         conversations = load(directory, name)

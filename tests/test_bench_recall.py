@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import recall
+from bench import recall, recall_folds
 
 WORDS = ("dentist", "island", "invoice", "guitar", "violin", "parser", "garden", "bicycle", "window", "kettle")
 
@@ -44,6 +44,14 @@ def test_table_shows_known_figures(data: Path) -> None:
     assert "## BEAM-100k, held out: 1 conversations, 10 questions" in report
     assert report.count("| **Tersely, `relevant`** | 1.000 | 1.000 | 1.000 | 1.000 | 1.000 |") == 6
     assert report.count("| newest messages | .500 | 1.000 |") == 6
+
+
+def test_folds_judge_each_conversation_and_leave_the_parameters_as_they_are(data: Path) -> None:
+    before = [getattr(module, name) for module, name, _ in recall_folds.CHOICES]
+    report = recall_folds.render(data)
+    assert report.count(" | 1.000 / 1.000 / 1.000 | 1.000 / 1.000 / 1.000 | 1.000 / 1.000 / 1.000 |") == 8
+    assert "- none: in 3 of the conversations" in report
+    assert [getattr(module, name) for module, name, _ in recall_folds.CHOICES] == before
 
 
 def test_missing_data_is_reported_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from tersely.domain.history.turns import Turn, group_turns
 from tersely.domain.messages import Message, Text
 from tersely.domain.search.cues import is_mark
 from tersely.domain.search.relevance import (
-    NEAREST,
     PHRASED,
     Ranked,
     build_corpus,
@@ -369,10 +368,11 @@ def test_fuse_ranks_equal_word_scores_by_embedding() -> None:
     assert fuse(words, []) == [1, 2]
 
 
-def test_fuse_lets_only_the_nearest_documents_count_by_meaning() -> None:
-    words = [Ranked(number=200, score=2.0), Ranked(number=100, score=0.02)]
-    near = [Ranked(number=number, score=1 - number / 100) for number in range(1, 60)]
+def test_fuse_keeps_the_best_by_words_in_front() -> None:
+    words = [Ranked(number=number, score=9 - number / 10) for number in range(1, 40)]
+    near = [Ranked(number=number, score=number / 100) for number in range(99, 4, -1)]
 
     order = fuse(words, near)
-    assert order[:2] == [200, 1]
-    assert len(order) == 2 + NEAREST
+    assert set(order[:10]) == set(range(1, 11))
+    # Where words find few, the nearest follow at once.
+    assert fuse(words[:1], near)[:3] == [1, 99, 98]

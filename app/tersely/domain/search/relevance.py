@@ -84,7 +84,7 @@ PREFERENCE_FLOOR = 0.35
 # What the message after a short question gets of the question's score.
 ANSWER_SHARE = 0.3
 # How much more the user's messages count for a question in the first person.
-OWN_WEIGHT = 1.5
+OWN_WEIGHT = 2.0
 # What a word about the conversation itself counts for in a question.
 TALK_WEIGHT = 0.4
 # How much more the messages of a speaker count whom the question names.
@@ -96,10 +96,10 @@ PHRASED = 25
 # more frequent one.
 PHRASE_WEIGHT = 2.0
 
-# The weight of similarity in meaning relative to the words, when both rankings are fused, and how many of the nearest
-# documents count. With more of either, messages that merely sound alike displace those that share rare words.
-MEANING_WEIGHT = 0.05
-NEAREST = 25
+# The weight of similarity in meaning relative to the words, when both rankings are fused. So many documents that words
+# find best stay in front, in the order of both: what merely sounds alike displaces none that shares rare words.
+MEANING_WEIGHT = 0.1
+FRONT = 10
 
 MEMOS = 5
 FLOOR = 0.25
@@ -331,9 +331,8 @@ def fuse(by_words: Sequence[Ranked], by_meaning: Sequence[Ranked]) -> list[int]:
     """Fuse the rankings by words and by meaning (cosines), best first; ties: greater number first.
 
     Scores are fused, not positions: word scores as shares of the best one, cosines scaled to their own range. A
-    document that only one ranking contains has 0 in the other. Only the `NEAREST` count by meaning.
+    document that only one ranking contains has 0 in the other. The `FRONT` best by words stay in front of all others.
     """
-    by_meaning = by_meaning[:NEAREST]
     best = max((each.score for each in by_words), default=0.0) or 1.0
     scores = {each.number: each.score / best for each in by_words}
     low = min((each.score for each in by_meaning), default=0.0)
@@ -341,7 +340,8 @@ def fuse(by_words: Sequence[Ranked], by_meaning: Sequence[Ranked]) -> list[int]:
     for each in by_meaning:
         nearness = (each.score - low) / spread if spread else 1.0
         scores[each.number] = scores.get(each.number, 0.0) + MEANING_WEIGHT * nearness
-    return sorted(scores, key=lambda number: (-scores[number], -number))
+    front = {each.number for each in by_words[:FRONT]}
+    return sorted(scores, key=lambda number: (number not in front, -scores[number], -number))
 
 
 def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -> tuple[RankedTurn, ...]:
