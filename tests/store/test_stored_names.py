@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tersely.domain.history.history import Epoch, Reference
+from tersely.domain.history.history import Epoch, Reference, Repeats
 from tersely.domain.history.links import PlacedMessage
 from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.history.tiers import Tier
@@ -76,7 +76,13 @@ def test_a_stored_epoch_of_an_earlier_release_is_read() -> None:
 def test_a_stored_epoch_keeps_the_names_that_earlier_releases_read() -> None:
     # What is new since is passed over by them.
     written = msgspec.json.decode(write_epoch(read_epoch(msgspec.json.encode(STORED_EPOCH))))
-    assert written == {**STORED_EPOCH, "is_plain": False, "folds_repeats": False, "excerpts": []}
+    assert written == {**STORED_EPOCH, "is_plain": False, "folds_repeats": False, "repeats": None, "excerpts": []}
+
+
+def test_decisions_on_repeated_text_are_stored_with_the_epoch() -> None:
+    repeats = Repeats(replaced=b"\x00\xff\x01\x02", asked_again=(4, 7), decided_to=9)
+    epoch = msgspec.structs.replace(read_epoch(msgspec.json.encode(STORED_EPOCH)), repeats=repeats)
+    assert read_epoch(write_epoch(epoch)) == epoch
 
 
 def spooled_names(value: object) -> set[str]:
