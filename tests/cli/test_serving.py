@@ -147,8 +147,11 @@ def test_only_configured_hosts_are_asked_and_until_they_answer() -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://user:secret@127.0.0.1:{server.server_port}/llm/v1"
-        check_hosts_in_background(Settings(_env_file=None, openai_base_url=url), (0.0, 0.1, 0.2))
+        root = f"127.0.0.1:{server.server_port}/llm"
+        # Both settings name one host, which is asked once for both.
+        url, other = f"http://user:secret@{root}/v1", f"http://{root}"
+        settings = Settings(_env_file=None, openai_base_url=url, anthropic_base_url=other)
+        check_hosts_in_background(settings, (0.0, 0.1, 0.2))
         wait_until(lambda: not any(thread.name == "host-check" for thread in threading.enumerate()), 10)
         server.shutdown()
     assert asked == [("/llm/", None)] * 2
