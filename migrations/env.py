@@ -9,6 +9,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tersely.store.db.liveness import ended_when_silent
 from tersely.store.db.server import PROPAGATE_SETTINGS
 
 CONNECT_SECONDS = 5.0
@@ -49,7 +50,9 @@ async def _migrate(dsn: str) -> None:
     engine = create_async_engine("postgresql+asyncpg://", poolclass=pool.NullPool, connect_args=options)
     try:
         async with engine.connect() as connection:
-            await connection.run_sync(_run)
+            raw = await connection.get_raw_connection()
+            async with ended_when_silent(dsn, raw.driver_connection):
+                await connection.run_sync(_run)
     finally:
         await engine.dispose()
 

@@ -5,9 +5,12 @@ need.
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,9 +18,12 @@ import pytest
 import uvicorn
 from typing_extensions import override
 
+from tersely.embedded_postgres import open_embedded_postgres
 from tersely.server.embedded_server import serving
+from tersely.store.db.migrations import migrate
 from tests.cli.conftest import Running
 from tests.cli.terminal import ROOT, Ran, environment, run
+from tests.support.processes import postgres_of
 
 AWAY = "postgresql://nobody@127.0.0.1:1/none"
 
@@ -57,7 +63,8 @@ def test_an_error_is_one_line(
 
 @pytest.mark.parametrize("arguments", [("stats", "--local"), ("keys", "list"), ("migrate",), ("cleanup",)])
 def test_a_database_that_is_away(arguments: tuple[str, ...]) -> None:
-    assert "the database does not answer: " in complains(run(*arguments, DATABASE_URL=AWAY))
+    error = complains(run(*arguments, DATABASE_URL=AWAY))
+    assert "the database does not answer: `tersely doctor` looks why (ConnectionRefusedError)" in error
 
 
 def test_somebody_else_s_service(session: str) -> None:
@@ -81,6 +88,48 @@ def test_somebody_else_s_service(session: str) -> None:
 def test_bad_settings_are_refused_by_name() -> None:
     assert "TERSELY_DATABASE_POOL" in complains(run("stats", "--local", TERSELY_DATABASE_POOL="0"))
     assert "DATABASE_URL must begin with postgresql://" in complains(run("keys", "list", DATABASE_URL="mysql://x"))
+
+
+@pytest.fixture
+def frozen() -> Iterator[Path]:
+    """The data directory of an embedded Postgres whose processes are stopped."""
+    with tempfile.TemporaryDirectory(prefix="tersely-frozen-", dir="/tmp", ignore_cleanup_errors=True) as parent:
+        Path(parent).chmod(0o711)
+        data_dir = Path(parent) / "data"
+        with open_embedded_postgres(data_dir, settings={"fsync": "off"}) as server:
+            asyncio.run(migrate(server.admin_dsn))
+            stopped = postgres_of(data_dir)
+            for process in stopped:
+                process.suspend()
+            try:
+                yield data_dir
+            finally:
+                for process in stopped:
+                    process.resume()
+
+
+def test_commands_end_when_the_embedded_database_is_frozen(frozen: Path) -> None:
+    for command in (("keys", "list"), ("stats", "--local")):
+        assert "accepts connections and answers none" in complains(run(*command, TERSELY_DATA_DIR=str(frozen)))
+
+
+def test_a_service_that_never_answers_is_not_waited_for(session: str) -> None:
+    code = (
+        "import sys, httpx, tersely.cli.connection as connection, tersely.cli.program as program;"
+        "connection.LIMITS = httpx.Timeout(1); sys.exit(program.main())"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "stats", "-s", session, "--url", url],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    error = complains(Ran(code=done.returncode, out=done.stdout.decode(), errors=done.stderr.decode()))
+    assert f"the service at {url} has not answered in time (ReadTimeout): look at its log" in error
 
 
 async def test_an_application_that_does_not_start_is_not_waited_for(

@@ -18,8 +18,11 @@ import typer
 from tersely.server.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8484"
-# Time limits in seconds: to find out whether a service answers, and for a compaction.
-PROBE_TIMEOUT, REQUEST_TIMEOUT = 2.0, 600.0
+# Time limits in seconds: to find out whether a service answers, to connect, for a request, and for a request that may
+# wait for a model or moves a whole session.
+PROBE_TIMEOUT, CONNECT_TIMEOUT, REQUEST_TIMEOUT, LONG_TIMEOUT = 2.0, 10.0, 60.0, 600.0
+LIMITS = httpx.Timeout(REQUEST_TIMEOUT, connect=CONNECT_TIMEOUT)
+LONG_LIMITS = httpx.Timeout(LONG_TIMEOUT, connect=CONNECT_TIMEOUT)
 
 T = TypeVar("T")
 
@@ -56,6 +59,11 @@ class Service:
         """Raise `CommandError` if the service is unreachable, the connection breaks, or text cannot be encoded."""
         try:
             yield
+        except httpx.TimeoutException as error:
+            raise CommandError(
+                f"the service at {self.http.base_url} has not answered in time ({type(error).__name__}): "
+                "look at its log, or run `tersely doctor`"
+            ) from error
         except httpx.HTTPError as error:
             raise CommandError(
                 f"the service at {self.http.base_url} does not answer: {type(error).__name__}"
@@ -139,7 +147,9 @@ def run_command(target: ServiceTarget, session_id: str, *words: str) -> str:
     """
     if any(len(word.split()) != 1 for word in words[:-1]) or not words[-1].strip() or "\n" in words[-1]:
         raise CommandError(f"{' '.join(words)!r} is not a valid command")
-    answer = request(target, "POST", session_path(session_id, "commands"), json={"text": " ".join(words)})
+    answer = request(
+        target, "POST", session_path(session_id, "commands"), json={"text": " ".join(words)}, timeout=LONG_LIMITS
+    )
     return str(answer["text"])
 
 
@@ -154,7 +164,7 @@ def with_service(target: ServiceTarget, task: Callable[[Service], Awaitable[T]])
     async def against_server(url: str) -> T:
         # Without TLS there is nothing to verify, and the certificates of the world need not be loaded.
         is_safe = url.startswith("https:")
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, verify=is_safe) as http:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=LIMITS, verify=is_safe) as http:
             return await run(http)
 
     headers = _key_header(target.key)
@@ -165,7 +175,7 @@ def with_service(target: ServiceTarget, task: Callable[[Service], Awaitable[T]])
     # This import loads the whole service. Commands against a running service do not need it.
     from tersely.cli.in_process import run_in_process
 
-    return run_in_process(run, headers=headers, url=DEFAULT_URL, startup_seconds=REQUEST_TIMEOUT, upstream=upstream)
+    return run_in_process(run, headers=headers, url=DEFAULT_URL, limits=LIMITS, upstream=upstream)
 
 
 def _key_header(key: str | None) -> dict[bytes, bytes]:

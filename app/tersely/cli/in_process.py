@@ -23,12 +23,12 @@ def run_in_process(
     *,
     headers: Mapping[bytes, bytes],
     url: str,
-    startup_seconds: float,
+    limits: httpx.Timeout,
     upstream: str | None,
 ) -> T:
     """Return the result of ``run`` with a client of the application, which calls itself ``url``. Raises `Refused`.
 
-    ``upstream`` is the model host in place of the configured one, ``startup_seconds`` in seconds.
+    ``upstream`` is the model host in place of the configured one, ``limits`` are the client's time limits.
     """
     with plainly():
         settings = load_settings()
@@ -48,7 +48,7 @@ def run_in_process(
                         transport=httpx.AsyncHTTPTransport(uds=path, verify=False),
                         base_url=url,
                         headers=headers,
-                        timeout=startup_seconds,
+                        timeout=limits,
                     ) as http,
                 ):
                     return await run(http)

@@ -34,10 +34,9 @@ class SessionCommand:
     session: str
     as_json: bool
 
-    def request(self, method: str, *steps: str, json: Any = None) -> Any:
-        """Return the JSON of a response about the session. Raises `CommandError`."""
-        body = {} if json is None else {"json": json}
-        return request(self.target, method, session_path(self.session, *steps), **body)
+    def request(self, method: str, *steps: str, **options: Any) -> Any:
+        """Return the JSON of a response about the session; ``options`` as `httpx` has it. Raises `CommandError`."""
+        return request(self.target, method, session_path(self.session, *steps), **options)
 
     def run(self, *words: str) -> str:
         """Return the text of a chat command. Raises `CommandError`."""

@@ -52,7 +52,9 @@ def exclusive(path: Path, *, deadline: float, abandoned: Callable[[], bool]) -> 
             if abandoned():
                 raise EmbeddedPostgresError("the start of Postgres was cancelled")
             if time.monotonic() > deadline:
-                raise EmbeddedPostgresError(f"another process has held {path} for too long while starting or stopping")
+                raise EmbeddedPostgresError(
+                    f"another process has held {path} for too long while starting or stopping Postgres: try again later"
+                )
             time.sleep(0.02)
         yield
     finally:

@@ -113,10 +113,23 @@ def open_embedded_postgres(
     *,
     start_timeout: float = 600.0,
     stop_timeout: float = 30.0,
+    silent_timeout: float | None = None,
+    turn_timeout: float | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[EmbeddedPostgres]:
-    """``embedded_postgres`` for code without an event loop."""
-    server = _PostgresServer(data_dir, start_timeout=start_timeout, stop_timeout=stop_timeout, settings=settings or {})
+    """``embedded_postgres`` for code without an event loop.
+
+    ``silent_timeout`` (seconds) limits the wait for a server that accepts connections and answers none, and
+    ``turn_timeout`` that for another process which starts or stops the server; by default ``start_timeout`` alone does.
+    """
+    server = _PostgresServer(
+        data_dir,
+        start_timeout=start_timeout,
+        stop_timeout=stop_timeout,
+        silent_timeout=silent_timeout,
+        turn_timeout=turn_timeout,
+        settings=settings or {},
+    )
     running = server.open()
     try:
         yield running
@@ -128,11 +141,20 @@ class _PostgresServer:
     """One process's part in a server: opened once, watched by a thread of its own, closed once."""
 
     def __init__(
-        self, data_dir: Path, *, start_timeout: float, stop_timeout: float, settings: Mapping[str, str]
+        self,
+        data_dir: Path,
+        *,
+        start_timeout: float,
+        stop_timeout: float,
+        settings: Mapping[str, str],
+        silent_timeout: float | None = None,
+        turn_timeout: float | None = None,
     ) -> None:
         self._data_dir = data_dir
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
+        self._silent_timeout = start_timeout if silent_timeout is None else silent_timeout
+        self._turn_timeout = start_timeout if turn_timeout is None else turn_timeout
         self._settings = settings
         self._child: subprocess.Popen[bytes] | None = None
         self._leaving = threading.Event()
@@ -144,7 +166,7 @@ class _PostgresServer:
     def open(self) -> EmbeddedPostgres:
         """Start or join."""
         self._start_lock = make_home(self._data_dir) / "start.lock"
-        with self._deciding(self._start_timeout):
+        with self._deciding(self._turn_timeout):
             self._layout = choose_layout(self._start_lock.parent)
             self._use = FileLock(self._layout.service_lock)
             try:
@@ -234,16 +256,26 @@ class _PostgresServer:
     def _wait_until_ready(self, deadline: float) -> bool:
         """Return True when the server is ready, False if it is gone and was started by another process.
 
-        If our own server ended, raise an error. Only ``deadline`` limits a start: recovery takes as long as there is
-        log to replay.
+        If our own server ended or is silent, raise an error. Only ``deadline`` limits a start: recovery takes as long
+        as there is log to replay.
         """
         progress = time.monotonic() + _PROGRESS_SECONDS
+        silent_since: float | None = None
         while (state := readiness(self._layout)) != "ready":
             if self._child is not None and self._child.poll() is not None:
                 status, self._child = self._child.returncode, None
                 raise EmbeddedPostgresError(f"Postgres ended with status {status} while starting; {self._log_tail()}")
             if self._child is None and not is_held(self._layout.cluster_lock):
                 return False
+            if state != "silent":
+                silent_since = None
+            elif silent_since is None:
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > self._silent_timeout:
+                raise EmbeddedPostgresError(
+                    f"the embedded Postgres in {self._layout.home} accepts connections and answers none: its processes "
+                    "are stopped, or the machine is overloaded; try again, or restart the service"
+                )
             if time.monotonic() > progress:
                 progress += _PROGRESS_SECONDS
                 _log.info("the embedded Postgres is still starting: %s", state)

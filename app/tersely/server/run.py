@@ -58,6 +58,10 @@ BACKLOG = 2048
 HEALTH_SECONDS = 60
 # While the database is prepared, a line says so this often.
 REPORT_SECONDS = 3.0
+# How long a command waits for an embedded server that accepts connections and answers none, and for another process
+# that starts or stops the server.
+SILENT_SECONDS, TURN_SECONDS = 15.0, 60.0
+NO_ANSWER = "the database does not answer: `tersely doctor` looks why"
 # Errors that show that the database is unavailable.
 AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
 
@@ -97,7 +101,7 @@ def _serve(settings: Settings, serving: ServeOptions) -> None:
         _check_hosts(settings, serving.host, sockets[0].getsockname()[1])
     with ExitStack() as stack, suppress(KeyboardInterrupt):
         with _progress("preparing the database"):
-            url = stack.enter_context(database_of(settings))
+            url = stack.enter_context(database_of(settings, is_command=False))
             _migrate_if_there(url)
         upstream = stack.enter_context(_scripted()) if serving.is_scripted else None
         if serving.workers == 1:
@@ -327,12 +331,17 @@ def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> No
 
 
 @contextmanager
-def database_of(settings: Settings) -> Iterator[str]:
-    """Yield the URL of the configured database, or of an embedded one that runs within the block."""
+def database_of(settings: Settings, *, is_command: bool = True) -> Iterator[str]:
+    """Yield the URL of the configured database, or of an embedded one that runs within the block.
+
+    ``is_command``: somebody waits for the result of a command, so a silent embedded server is an error soon.
+    """
     if settings.database_url is not None:
         yield _for_asyncpg(settings.database_url.get_secret_value())
         return
-    with open_embedded_postgres(settings.data_dir or default_data_dir()) as server:
+    data_dir = settings.data_dir or default_data_dir()
+    silent, turn = (SILENT_SECONDS, TURN_SECONDS) if is_command else (None, None)
+    with open_embedded_postgres(data_dir, silent_timeout=silent, turn_timeout=turn) as server:
         yield server.admin_dsn
 
 
@@ -360,7 +369,7 @@ async def up_to_date(url: str, revision: str = "head") -> None:
     try:
         await migrate(url, revision)
     except AWAY as error:
-        raise CommandError(f"the database does not answer: {type(error.__cause__ or error).__name__}") from error
+        raise CommandError(f"{NO_ANSWER} ({type(error.__cause__ or error).__name__})") from error
 
 
 def _migrate_if_there(url: str) -> None:

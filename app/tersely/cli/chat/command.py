@@ -14,6 +14,7 @@ import typer
 from tersely.cli.chat.reply import read_reply
 from tersely.cli.chat.terminal import is_terminal, read_lines, show_in_pager
 from tersely.cli.connection import (
+    LONG_LIMITS,
     MAIN,
     Key,
     Local,
@@ -115,7 +116,7 @@ class Chat:
         elif is_command(text):
             with self._service.refusing():
                 path = session_path(self.session, "commands")
-                answer = (await self._service.request("POST", path, json={"text": text}))["text"]
+                answer = (await self._service.request("POST", path, json={"text": text}, timeout=LONG_LIMITS))["text"]
             if text.split() == ["/context", "show"]:
                 self.to_show = answer
             else:
@@ -127,7 +128,9 @@ class Chat:
     async def _say(self, text: str) -> None:
         """Send a message and print the reply as it arrives. Tersely keeps the history."""
         body = {"model": self._model, "stream": True, "messages": [{"role": "user", "content": text}]}
-        request = self._service.http.stream("POST", "/v1/chat/completions", json=body, headers=self._headers())
+        request = self._service.http.stream(
+            "POST", "/v1/chat/completions", json=body, headers=self._headers(), timeout=LONG_LIMITS
+        )
         async with request as response:
             if response.status_code >= 400:
                 await response.aread()

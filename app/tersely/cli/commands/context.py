@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tersely.cli.connection import LONG_LIMITS
 from tersely.cli.files import STANDARD, read_text
 from tersely.cli.printing import print_json, print_text, show_progress
 from tersely.cli.session_command import SessionCommand, session_command
@@ -44,7 +45,7 @@ def window(
 def rebuild(common: SessionCommand) -> None:
     """Write the state block again from the current window."""
     with show_progress("rebuilding"):
-        done = common.request("POST", "state", "rebuild")
+        done = common.request("POST", "state", "rebuild", timeout=LONG_LIMITS)
     common.print(done, done["text"] or "There is nothing to make a state of.")
 
 

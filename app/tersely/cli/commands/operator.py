@@ -17,7 +17,7 @@ from tersely.composition.foundation import prices_of
 from tersely.composition.use_cases import configs_of
 from tersely.embedded_postgres import default_data_dir, upgrade_cluster
 from tersely.server.errors import CommandError
-from tersely.server.run import database_of, plainly, up_to_date
+from tersely.server.run import NO_ANSWER, database_of, plainly, up_to_date
 from tersely.service.common.auth import new_key
 from tersely.service.sessions.cleanup import Cleanup
 from tersely.service.sessions.forgetting import Forgetting
@@ -56,6 +56,8 @@ def distribute(shards: int, *, any_size: bool, report: Reporter) -> Distribution
             raise CommandError(error.detail) from error
         except DATABASE_ERRORS as error:
             raise CommandError(f"the database refused: {type(error).__name__}: {str(error)[:200]}") from error
+        except TimeoutError as error:
+            raise CommandError(NO_ANSWER) from error
 
 
 def upgrade_embedded(old_programs: Path) -> int:
@@ -116,6 +118,8 @@ def _file_errors(path: Path) -> Iterator[None]:
     """Raise `CommandError` for errors of a backup and its file."""
     try:
         yield
+    except TimeoutError as error:  # an `OSError`, but not of the file
+        raise CommandError(NO_ANSWER) from error
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or type(error).__name__}") from error
     except BackupError as error:

@@ -10,6 +10,7 @@ import httpx
 import typer
 
 from tersely.cli.connection import (
+    LONG_LIMITS,
     MAIN,
     AsJson,
     Key,
@@ -135,7 +136,7 @@ def compress(
 ) -> None:
     """Compact a session now, without waiting for the end of its epoch."""
     with show_progress("compressing"):
-        done = request(target_of(url, key, local), "POST", session_path(session, "compact"))
+        done = request(target_of(url, key, local), "POST", session_path(session, "compact"), timeout=LONG_LIMITS)
     if as_json:
         print_json(done)
         return

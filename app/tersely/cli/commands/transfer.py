@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tersely.cli.connection import (
+    LONG_LIMITS,
     MAIN,
     AsJson,
     Key,
@@ -37,7 +38,7 @@ def export(
     """Export a session as JSON, in the shapes of context.json and context.terse.json."""
 
     async def task(service: Service) -> bytes:
-        return (await service.call("GET", session_path(session, "export"))).content
+        return (await service.call("GET", session_path(session, "export"), timeout=LONG_LIMITS)).content
 
     with show_progress("exporting"):
         content = with_service(target_of(url, key, local), task)
@@ -74,7 +75,8 @@ def import_(
 
     async def task(service: Service) -> Any:
         headers = {"content-type": "application/json"}
-        return await service.request("POST", path_of("sessions", "import"), content=content, headers=headers)
+        path = path_of("sessions", "import")
+        return await service.request("POST", path, content=content, headers=headers, timeout=LONG_LIMITS)
 
     with show_progress("importing"):
         made = with_service(target_of(url, key, local), task)

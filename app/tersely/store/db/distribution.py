@@ -6,7 +6,8 @@ versions follow when they are migrated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import asyncpg
 
 from tersely.domain.errors import TerselyError
 from tersely.store.db.cluster import HAS_EXTENSION, IS_DISTRIBUTED, VERSION, plan_cache_mode
+from tersely.store.db.liveness import ended_when_silent
 from tersely.store.db.pool import Connection
 
 CONNECT_SECONDS = 10.0
@@ -60,10 +62,9 @@ async def distribute(dsn: str, *, shards: int = SHARDS, any_size: bool = False, 
     """Distribute every table that is not distributed yet; ``dsn`` is the coordinator's.
 
     ``shards``: how many parts the tenants are divided into, at most one node each. ``any_size``: however much is
-    stored. ``report`` gets progress messages. Raises `DistributionError` and what asyncpg raises.
+    stored. ``report`` gets progress messages. Raises `DistributionError`, `TimeoutError` and what asyncpg raises.
     """
-    connection = await _connect(dsn)
-    try:
+    async with _connection(dsn) as connection:
         await _check_extension(connection, report)
         nodes = await connection.fetch(NODES)
         if not any(node["has_shards"] for node in nodes):
@@ -82,8 +83,6 @@ async def distribute(dsn: str, *, shards: int = SHARDS, any_size: bool = False, 
             )
         async with connection.transaction():
             rows = await _distribute_tables(connection, tables, shards)
-    finally:
-        await connection.close()
     names = [table["name"] for table in tables]
     return Distribution(
         by_tenant=tuple(name for name in names if name not in EVERYWHERE),
@@ -95,13 +94,21 @@ async def distribute(dsn: str, *, shards: int = SHARDS, any_size: bool = False, 
 
 async def distribute_new_tables(dsn: str) -> None:
     """Distribute tables that a migration made, where the others are distributed. Raises what asyncpg raises."""
-    connection = await _connect(dsn)
-    try:
+    async with _connection(dsn) as connection:
         if not await _has_rows(connection, HAS_EXTENSION) or not await _has_rows(connection, IS_DISTRIBUTED):
             return
         async with connection.transaction():
             tables = await connection.fetch(TABLES, EVERYWHERE)
             await _distribute_tables(connection, tables, SHARDS)
+
+
+@asynccontextmanager
+async def _connection(dsn: str) -> AsyncIterator[Connection]:
+    """Connect for long work, which ends with `TimeoutError` when the server has stopped answering."""
+    connection = await _connect(dsn)
+    try:
+        async with ended_when_silent(dsn, connection):
+            yield connection
     finally:
         await connection.close()
 

@@ -30,6 +30,7 @@ import msgspec
 
 from tersely.domain.errors import TerselyError
 from tersely.store.db.connection import TENANT, Connection
+from tersely.store.db.liveness import ended_when_silent
 from tersely.store.db.server import PROPAGATE_SETTINGS
 
 FORMAT = "tersely backup 1"
@@ -305,10 +306,13 @@ async def _see(connection: Connection, tenant: str) -> None:
 
 @asynccontextmanager
 async def _transaction(dsn: str, **options: Any) -> AsyncIterator[Connection]:
-    """A transaction of the login's own role, which owns the tables, without a limit of time for its statements."""
+    """A transaction of the login's own role, which owns the tables, without a limit of time for its statements.
+
+    Raises `TimeoutError` when the server has stopped answering.
+    """
     connection = await asyncpg.connect(dsn, timeout=CONNECT_SECONDS, statement_cache_size=0)
     try:
-        async with connection.transaction(**options):
+        async with ended_when_silent(dsn, connection), connection.transaction(**options):
             await connection.execute(DISTRIBUTED)
             yield connection
     finally:
