@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import threading
@@ -150,7 +151,7 @@ async def test_figures_of_every_strategy_are_those_of_a_real_session(
     calls = (await get(replicas[0], f"/api/sessions/{real.session}/calls?limit=100"))["items"]
     assert real.sent != real.given
     assert calls[-1]["epoch"] > 1
-    assert {row["strategy"] for row in rows} == {strategy}
+    assert [json.loads(each) for each in {row["strategy"] for row in rows}] == [json.loads(setting)]
     assert [(row["tokens"], row["epoch"]) for row in rows] == [(each["tokens_after"], each["epoch"]) for each in calls]
 
 
@@ -187,6 +188,33 @@ async def run_agent(service: Service, model: Model, key: str, steps: Sequence[li
         session = answer.session
         messages += [answer.json["choices"][0]["message"], result]
     return session
+
+
+async def test_parameter_sets_of_one_strategy_are_told_apart(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    short, long = ('{"name":"window","context_size":2}', '{"name":"window","context_size":9}')
+    history: list[tuple[str, str]] = []
+    session = ""
+    for turn, tried in enumerate((short, short, long, long, long)):
+        history.append(("user", f"Question {turn} of {key}. {PADDING}"))
+        model.script(key, ScriptedReply(message={"role": "assistant", "content": f"Answer {turn}."}))
+        body = WIRES["openai_chat"].body(history)
+        session = (await post(replicas[0], body, X_Script=key, X_Tersely_Shadow=tried)).session
+        history.append(("assistant", f"Answer {turn}."))
+    await judged(replicas[0], session, 5)
+
+    shadow = (await get(replicas[0], f"/api/sessions/{session}/stats"))["shadow"]
+    assert (shadow["strategy"], shadow["calls"]) == (long, 3)
+    total = (await get(replicas[0], "/api/savings"))["total"]["shadow"]
+    assert total["strategy"] is None
+    sentences = total["text"].split("; ")
+    assert len(sentences) == len({each.partition(" these calls would ")[0] for each in sentences})
+    for tried, calls in ((short, 2), (long, 3)):
+        (sentence,) = [each for each in sentences if each.startswith(f"with {tried} these calls would have cost ")]
+        assert f" of {calls} calls used something" in sentence
+    page = await post(replicas[0], b"", method="GET", path="/console/savings")
+    assert "; with {" in html.unescape(page.body.decode())
 
 
 async def test_calls_that_use_what_is_cut_are_counted_in_all_views(

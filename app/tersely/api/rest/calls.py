@@ -124,6 +124,8 @@ def write_call(call: CallInfo) -> dict[str, Any]:
 
 def write_savings(row: SavingsRow) -> dict[str, Any]:
     """Sums as they are answered."""
+    strategies = list(row.shadows)
+    shadow = None if row.shadow is None else write_shadow(row.shadow, strategies[0] if len(strategies) == 1 else None)
     return {
         "key": row.key,
         "calls": row.calls,
@@ -135,7 +137,7 @@ def write_savings(row: SavingsRow) -> dict[str, Any]:
         "summary_calls": row.summary_calls,
         "summary_tokens": row.summary_tokens,
         "money": None if row.money is None else write_money(row.money.sent, row.money.full),
-        "shadow": None if row.shadow is None else write_shadow(row.shadow),
+        "shadow": None if shadow is None else {**shadow, "text": row.describe_shadows()},
     }
 
 

@@ -136,7 +136,7 @@ def write_shadow(sums: ShadowSums, strategy: str | None = None) -> dict[str, Any
         "money": {"currency": "USD", "shadow": round(sums.cost, 6), "sent": round(sums.full_cost, 6)}
         if sums.priced_calls
         else None,
-        "text": sums.describe("these calls" if strategy is None else "this session"),
+        "text": sums.describe("this session"),
     }
 
 

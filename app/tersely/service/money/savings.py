@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import add
@@ -11,13 +11,16 @@ from operator import add
 from tersely.domain.errors import InvalidRequest
 from tersely.service.money.prices import Prices
 from tersely.store.db.connection import Database
-from tersely.store.ops import calls, shadows
+from tersely.store.ops import calls
+from tersely.store.ops import shadows as shadow_calls
 from tersely.store.ops.calls import CallSums, GroupBy, SummarySums
 from tersely.store.ops.shadows import ShadowSums
 
 DAYS = 30
 """Days that are looked at where the caller names no beginning."""
 LIMIT = 15.0
+MAX_SETTING = 120
+"""Characters of a strategy's setting that a sentence quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,8 @@ class SavingsRow:
     """Sums over the calls of one key.
 
     Tersely counted the tokens before and after; the provider reported the others. ``summaries`` are the summarizer's
-    calls and tokens, whose cost is part of ``money.sent``. ``money`` is None if no call has a price. ``shadow`` is what
-    strategies that were only tried out would have sent.
+    calls and tokens, whose cost is part of ``money.sent``. ``money`` is None if no call has a price. ``shadows``: what
+    strategies that were only tried out would have sent, by their settings.
     """
 
     key: str
@@ -53,7 +56,18 @@ class SavingsRow:
     summary_calls: int = 0
     summary_tokens: int = 0
     money: CostComparison | None = None
-    shadow: ShadowSums | None = None
+    shadows: Mapping[str, ShadowSums] = field(default_factory=dict)
+
+    @property
+    def shadow(self) -> ShadowSums | None:
+        """The sums over all strategies that were tried out; None without any."""
+        return reduce(add, self.shadows.values()) if self.shadows else None
+
+    def describe_shadows(self) -> str:
+        """Return what each strategy would have cost, in one sentence: figures of several do not add up."""
+        return "; ".join(
+            f"with {strategy[:MAX_SETTING]} {sums.describe('these calls')}" for strategy, sums in self.shadows.items()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +109,24 @@ class Savings:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             sums = await calls.sums(connection, tenant, since=since, until=until, by=by)
             own = await calls.summary_sums(connection, tenant, since=since.date(), until=until.date(), by=by)
-            tried = await shadows.sums(connection, tenant, since=since, until=until, by=by)
+            tried = await shadow_calls.sums(connection, tenant, since=since, until=until, by=by)
         rows = {each.key: _row(each) for each in sums}
         for each in own:
             rows[each.key] = self._with_summaries(rows.get(each.key, SavingsRow(key=each.key)), each)
-        for key, each_shadow in tried.items():
-            rows[key] = replace(rows.get(key, SavingsRow(key=key)), shadow=each_shadow)
+        for key, each_shadows in tried.items():
+            rows[key] = replace(rows.get(key, SavingsRow(key=key)), shadows=each_shadows)
         ordered = tuple(rows[key] for key in sorted(rows))
         return SavingsReport(since=since, until=until, by=by, rows=ordered, total=_total(ordered))
 
     async def shadow_of(self, tenant: str, session_id: str) -> tuple[str, ShadowSums] | None:
         """Return the strategy that was tried out in a session, and its figures; None without any."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
-            return await shadows.of_session(connection, tenant, session_id)
+            return await shadow_calls.of_session(connection, tenant, session_id)
 
     async def shadows_of(self, tenant: str, session_ids: Sequence[str]) -> dict[str, tuple[str, ShadowSums]]:
         """Return the same for those of the sessions that have any."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
-            return await shadows.of_sessions(connection, tenant, session_ids)
+            return await shadow_calls.of_sessions(connection, tenant, session_ids)
 
     def _with_summaries(self, row: SavingsRow, own: SummarySums) -> SavingsRow:
         cost = self._summary_price(own.input_tokens, own.output_tokens)
@@ -154,10 +168,13 @@ def _total(rows: tuple[SavingsRow, ...]) -> SavingsRow:
     money = [row.money for row in rows if row.money is not None]
     counted = {name: sum(getattr(row, name) for row in rows) for name in _COUNTED}
     sent, full = sum(each.sent for each in money), sum(each.full for each in money)
-    tried = [row.shadow for row in rows if row.shadow is not None]
+    shadows: dict[str, ShadowSums] = {}
+    for row in rows:
+        for strategy, sums in row.shadows.items():
+            shadows[strategy] = shadows[strategy] + sums if strategy in shadows else sums
     return SavingsRow(
         key="total",
         money=CostComparison(sent=sent, full=full) if money else None,
-        shadow=reduce(add, tried) if tried else None,
+        shadows=dict(sorted(shadows.items())),
         **counted,
     )

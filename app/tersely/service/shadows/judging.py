@@ -23,7 +23,6 @@ from tersely.service.money.prices import ModelPrice
 from tersely.service.shadows.planning import AnsweredCall
 from tersely.store.commit.records import CallReport
 from tersely.store.ops.shadows import ShadowCall
-from tersely.strategies.presets import strategy_name
 
 # A message as it is listed in `ShadowState.sent`: digest and tokens. Later ones of a longer list count as new.
 _LISTED = struct.Struct(">8sI")
@@ -43,12 +42,16 @@ def judge(
     built: BuiltContext,
     *,
     number: int,
+    strategy: str,
     report: CallReport,
     price: ModelPrice | None,
     before: bytes,
     now: datetime,
 ) -> JudgedCall:
-    """Judge the context of call ``number``. ``before`` lists the last context, ``report`` is that of the sent call."""
+    """Judge the context of call ``number`` under ``strategy``, a setting with its parameters.
+
+    ``before`` lists the last context, ``report`` is that of the sent call.
+    """
     context = built.context
     sent = _list(built)
     cached = _common_tokens(sent, before)
@@ -58,7 +61,7 @@ def judge(
     return JudgedCall(
         call=ShadowCall(
             number=number,
-            strategy=strategy_name(call.config.strategy),
+            strategy=strategy,
             epoch=context.epoch.number,
             tokens=context.report.tokens_after,
             cached_tokens=cached,

@@ -27,6 +27,7 @@ from tersely.store.commit.records import CallReport
 from tersely.store.db.connection import Database
 from tersely.store.ops import shadows
 from tersely.store.ops.shadows import ShadowState
+from tersely.strategies.presets import strategy_name
 
 _log = logging.getLogger(__name__)
 
@@ -163,11 +164,13 @@ class Shadows:
             async with self._database.reading(job.tenant, limit=TIMEOUT) as connection:
                 inputs = await load_epoch_inputs(connection, job.tenant, match, call.config.strategy)
         built = await self._in_thread(lambda: build_shadow(call, pending, inputs))
+        strategy = compact_setting(job.strategy) or strategy_name(call.config.strategy)
         judged = await self._in_thread(
             lambda: judge(
                 call,
                 built,
                 number=job.number,
+                strategy=strategy,
                 report=job.report,
                 price=self._prices.of(job.report.model, job.dialect),
                 before=state.sent if state is not None else b"",
@@ -175,7 +178,7 @@ class Shadows:
             )
         )
         after = ShadowState(
-            strategy=compact_setting(job.strategy) or "",
+            strategy=strategy,
             last_call=job.number,
             epoch=built.context.epoch,
             sent=judged.sent,

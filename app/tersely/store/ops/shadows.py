@@ -201,13 +201,18 @@ async def of_sessions(
 
 async def sums(
     connection: Connection, tenant: str, *, since: datetime, until: datetime, by: GroupBy
-) -> dict[str, ShadowSums]:
-    """Return sums over the judged calls from ``since`` until before ``until``, by the key of their calls."""
+) -> dict[str, dict[str, ShadowSums]]:
+    """Return sums over the judged calls from ``since`` until before ``until``, by the key of their calls and then by
+    the strategy that was tried.
+    """
     key = GROUPS[by].replace("created_at", "calls.created_at").replace("client", "calls.client")
     sql = f"""
-        SELECT {"calls.strategy" if by == "strategy" else key} AS key, {SUMS} FROM shadow_calls AS f
+        SELECT {"calls.strategy" if by == "strategy" else key} AS key, f.strategy, {SUMS} FROM shadow_calls AS f
         JOIN calls ON calls.tenant_id = f.tenant_id AND calls.session_id = f.session_id AND calls.number = f.number
-        WHERE f.tenant_id = $1 AND f.created_at >= $2 AND f.created_at < $3 GROUP BY 1 ORDER BY 1
+        WHERE f.tenant_id = $1 AND f.created_at >= $2 AND f.created_at < $3 GROUP BY 1, 2 ORDER BY 1, 2
     """
-    rows = [dict(row) for row in await connection.fetch(sql, tenant, since, until)]
-    return {row.pop("key"): ShadowSums(**row) for row in rows}
+    found: dict[str, dict[str, ShadowSums]] = {}
+    for row in [dict(row) for row in await connection.fetch(sql, tenant, since, until)]:
+        key_of_row, strategy = row.pop("key"), row.pop("strategy")
+        found.setdefault(key_of_row, {})[strategy] = ShadowSums(**row)
+    return found

@@ -89,7 +89,7 @@ class Shadow(BaseModel):
     with a perfect cache. `missing_calls` used something that would have been missing.
     """
 
-    strategy: str | None = Field(description="As a setting; null in sums over sessions.")
+    strategy: str | None = Field(description="As a setting; null in sums over several strategies.")
     calls: int
     tokens: int
     cached_tokens: int
@@ -100,7 +100,7 @@ class Shadow(BaseModel):
     references: ShadowReferences
     edits: ShadowEdits
     money: ShadowMoney | None
-    text: str = Field(description="The same in one sentence.")
+    text: str = Field(description="The same in one sentence, each strategy by itself.")
 
 
 class Money(BaseModel):
