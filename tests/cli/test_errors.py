@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from tersely.embedded_postgres import open_embedded_postgres
@@ -144,6 +145,28 @@ async def test_an_application_that_does_not_start_is_not_waited_for(
         async with limit, serving(object(), path=str(tmp_path / "socket")):  # type: ignore[arg-type]
             pass
     assert not limit.expired()
+
+
+async def test_an_idle_connection_outlives_that_of_its_client(tmp_path: Path) -> None:
+    """`aiohttp` sends requests over connections that have idled for up to 15 s."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for stage in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{stage}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    path = str(tmp_path / "socket")
+    async with serving(application, path=path):  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_unix_connection(path)
+        for pause in (0, 15.5):
+            await asyncio.sleep(pause)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+        writer.close()
 
 
 def test_commands_for_a_running_service_do_not_import_it() -> None:

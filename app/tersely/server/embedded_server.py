@@ -13,6 +13,10 @@ from typing_extensions import override
 from tersely.api.proxy import ProxyRoutes
 from tersely.server.errors import CommandError
 
+# Seconds that a connection may idle. A client that sends its next request in the moment in which the server closes the
+# connection sees it reset, so clients must be the first to close: those in Go and Rust do after 90.
+KEEP_ALIVE = 95
+
 
 class _EmbeddedServer(uvicorn.Server):
     """``is_up`` is set when it listens, or has failed to."""
@@ -47,6 +51,7 @@ async def serving(
         lifespan="on",
         log_config=None,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=2,
     )
     server = _EmbeddedServer(config)

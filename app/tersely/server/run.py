@@ -33,6 +33,7 @@ from tersely.api.transport.request_ids import current as current_request_id
 from tersely.composition.application import build
 from tersely.embedded_postgres import EmbeddedPostgresError, default_data_dir, open_embedded_postgres
 from tersely.fakellm.scripted import ScriptedModel, run_scripted
+from tersely.server.embedded_server import KEEP_ALIVE
 from tersely.server.errors import CommandError
 from tersely.server.host_check import check_hosts_in_background
 from tersely.server.workers import GracefulServer, Workers
@@ -287,7 +288,7 @@ def _config(application: object, serving: ServeOptions) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        timeout_keep_alive=65,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=LAST_SECONDS,
         timeout_worker_healthcheck=HEALTH_SECONDS,
         backlog=BACKLOG,
