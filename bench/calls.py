@@ -1,7 +1,8 @@
 """Count the Python functions that one call of a conversation goes through, and their files.
 
-`python -m bench.calls [--shape agent121k] [--live 256] [--stream] [--list 40]`: one connection plays a conversation;
-the functions that its sixth request calls on the worker's main thread are counted, until the next request arrives.
+`python -m bench.calls [--shape agent121k] [--live 256] [--stream] [--traced 1] [--list 40]`: one connection plays a
+conversation; the functions that its sixth request calls on the worker's main thread are counted, until the next request
+arrives. With `--traced` this share of the calls is exported to a collector of OpenTelemetry.
 """
 
 import argparse
@@ -15,9 +16,9 @@ from typing import Any, Final
 
 from bench import servers
 from bench.run import play
-from bench.servers import Server
 from tersely.api.transport.protocol import DeadlineProtocol
 from tersely.cli.program import main as tersely
+from tests.support.otlp import receiver
 
 COUNTED: Final = 6
 OUT: Final = "BENCH_CALLS_OUT"
@@ -63,22 +64,25 @@ def serve() -> None:
     sys.exit(tersely())
 
 
-def measure(scratch: Path, shape: str, live: str, *, stream: bool) -> list[tuple[str, str, int]]:
+def measure(
+    scratch: Path, shape: str, live: str, *, stream: bool, traced: float | None = None
+) -> list[tuple[str, str, int]]:
     """Return file, function and number of calls of the sixth request of a conversation."""
     out = scratch / "calls.json"
-    with servers.running([]) as started:
+    settings = {"TERSELY_LIVE_SESSIONS": live, OUT: str(out)}
+    with servers.running([]) as started, receiver() as collector:
+        if traced is not None:
+            settings["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+            settings["OTEL_TRACES_SAMPLER"] = "parentbased_traceidratio"
+            settings["OTEL_TRACES_SAMPLER_ARG"] = str(traced)
         started.append(servers.upstream(scratch))
-        started.append(_counted(started[0], scratch, out, live))
+        started.append(servers.tersely(started[0], scratch, settings, module="bench.calls"))
         count = COUNTED + 1
         more = ["--stream", "yes" if stream else "no", "--requests", str(count)]
         figures = play(started[1], f"{shape}-34", connections=1, seed="calls", more=more)
         if figures["errors"]:
             raise RuntimeError(str(figures["examples"]))
     return [(file, name, count) for file, name, count in json.loads(out.read_text())]
-
-
-def _counted(host: Server, scratch: Path, out: Path, live: str) -> Server:
-    return servers.tersely(host, scratch, {"TERSELY_LIVE_SESSIONS": live, OUT: str(out)}, module="bench.calls")
 
 
 def main() -> None:
@@ -90,10 +94,11 @@ def main() -> None:
     parser.add_argument("--shape", default="agent121k")
     parser.add_argument("--live", default="256")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--traced", type=float, help="trace this share of the calls: 0 to 1")
     parser.add_argument("--list", type=int, default=0, help="show so many functions")
     args = parser.parse_args()
     with servers.scratch_dir() as scratch:
-        rows = measure(scratch, args.shape, args.live, stream=args.stream)
+        rows = measure(scratch, args.shape, args.live, stream=args.stream, traced=args.traced)
     print(f"{sum(count for _, _, count in rows)} Python calls in {len({file for file, _, _ in rows})} files")
     own = [row for row in rows if "/tersely/" in row[0]]
     print(f"of Tersely: {sum(count for _, _, count in own)} calls in {len({file for file, _, _ in own})} files")

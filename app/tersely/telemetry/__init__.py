@@ -27,7 +27,7 @@ class Telemetry:
         self.tracing: Tracing | None = None
         if is_wanted(environment):
             self._provider, spans = import_module("tersely.telemetry.span_export").export_spans(environment)
-            self.tracing = Tracing(self._provider.sampler, spans)
+            self.tracing = Tracing(self._provider.sampler, spans, bound=spans.bound)
 
     async def close(self) -> None:
         """Export what is left, within `CLOSE_SECONDS`."""

@@ -6,11 +6,13 @@ The SDK's encoder makes a message for each value and copies it three times.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import (
@@ -21,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanKind
 from typing_extensions import override
@@ -55,18 +58,34 @@ def export_spans(environment: Mapping[str, str]) -> tuple[TracerProvider, Export
     return provider, ExportedSpans(provider, processor)
 
 
+class _Queued(msgspec.Struct, eq=False):
+    """The spans of a call in the exporter's queue, which asks an item only whether it is sampled."""
+
+    spans: list[CallSpan]
+    context: ClassVar[Any] = SimpleNamespace(trace_flags=SimpleNamespace(sampled=True))
+
+
 class ExportedSpans:
-    """Gives the spans of sampled calls to the exporter's queue."""
+    """Gives the spans of sampled calls to the exporter's queue, those of one call as one item.
+
+    ``bound``: new traces are sampled if the lower 64 bits of their id are below it; None if only the sampler knows.
+    """
 
     def __init__(self, provider: TracerProvider, processor: BatchSpanProcessor) -> None:
         self.new_id = provider.id_generator.generate_span_id
         self.new_trace_id = provider.id_generator.generate_trace_id
-        self._processor = processor
+        self.bound = _bound_of(provider.sampler)
+        self._on_end: Callable[[Any], None] = processor.on_end
 
     def export(self, spans: list[CallSpan]) -> None:
         """Queue spans that have ended."""
-        for span in spans:
-            self._processor.on_end(cast(ReadableSpan, span))  # it only asks whether the span is sampled
+        self._on_end(_Queued(spans))
+
+
+def _bound_of(sampler: Sampler) -> int | None:
+    """Return the bound of a sampler that decides on new traces by their ids alone."""
+    root = getattr(sampler, "_root", None) if isinstance(sampler, ParentBased) else sampler
+    return root.bound if type(root) is TraceIdRatioBased else None
 
 
 class SpanEncoder:
@@ -89,28 +108,38 @@ class SpanEncoder:
 
     def encode(self, spans: Sequence[CallSpan]) -> bytes:
         """Return the request that brings the spans to a collector, an ``ExportTraceServiceRequest``."""
-        of_scope = b"".join([self._scope, *[_message(_SCOPE_SPANS_SPANS, self._encode(span)) for span in spans]])
+        fields = [self._scope]
+        for span in spans:
+            encoded = self._encode(span)
+            fields += (_SCOPE_SPANS_SPANS, _varint(len(encoded)), encoded)
+        of_scope = b"".join(fields)
         return _message(_REQUEST_SPANS, self._resource + _message(_RESOURCE_SPANS_SCOPE, of_scope))
 
     def _encode(self, span: CallSpan) -> bytes:
-        context, parent = span.context, span.parent
+        # These are tuples whose properties cost a call each.
+        trace_id, span_id, _, _, state, _ = span.context
         flags: int = SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
         fields = [
-            _TRACE_ID, context.trace_id.to_bytes(16, "big"), _SPAN_ID, context.span_id.to_bytes(8, "big"),
+            _TRACE_ID, trace_id.to_bytes(16, "big"), _SPAN_ID, span_id.to_bytes(8, "big"),
             _name_and_kind(span.name, _KINDS[span.kind]), _TIMES.pack(0x39, span.started_at, 0x41, span.ended_at),
         ]  # fmt: skip
-        if context.trace_state:
-            fields.append(_message(_STATE, context.trace_state.to_header().encode()))
-        if parent is not None:
-            fields += (_PARENT_ID, parent.span_id.to_bytes(8, "big"))
-            if parent.is_remote:
+        if state:
+            fields.append(_message(_STATE, state.to_header().encode()))
+        if span.parent is not None:
+            _, parent_id, is_remote, _, _, _ = span.parent
+            fields += (_PARENT_ID, parent_id.to_bytes(8, "big"))
+            if is_remote:
                 flags |= SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
         attributes = list(span.attributes.items())
         if len(attributes) > (self._most or len(attributes)):
             fields += (_DROPPED, _varint(len(attributes) - (self._most or 0)))
             attributes = attributes[: self._most]
         for name, value in attributes:
-            if isinstance(value, int | float):
+            if type(value) is int:  # as below, without calls
+                number = _varint(value)
+                content = b"%b%b%b%b%b" % (_key(name), _VALUE, _varint(len(number) + 1), _INT, number)
+                fields += (_ATTRIBUTE, _varint(len(content)), content)
+            elif isinstance(value, int | float):
                 fields.append(_message(_ATTRIBUTE, _key(name) + _message(_VALUE, _number(value))))
             else:
                 fields.append(_text_attribute(name, str(value)[: self._longest]))
@@ -131,8 +160,9 @@ _FLAGS = Struct("<HI")
 _DOUBLE = Struct("<Bd")
 
 
+@lru_cache(maxsize=4096)
 def _varint(number: int) -> bytes:
-    """Encode a number; a negative one as 64 bits."""
+    """Encode a number; a negative one as 64 bits. Most are lengths, which repeat."""
     number &= 0xFFFFFFFFFFFFFFFF
     if number < 0x80:
         return number.to_bytes(1, "big")
@@ -152,7 +182,7 @@ def _message(field: bytes, content: bytes) -> bytes:
 def _number(value: float) -> bytes:
     if isinstance(value, bool):
         return _BOOL + _varint(value)
-    return _INT + _varint(value) if isinstance(value, int) else _DOUBLE.pack(0x21, value)
+    return _INT + _varint(int(value)) if isinstance(value, int) else _DOUBLE.pack(0x21, value)
 
 
 @lru_cache(maxsize=256)
@@ -180,6 +210,6 @@ class SpanExporter(OTLPSpanExporter):
 
     @override
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
-        """Send ended spans. The SDK tells of failures."""
-        sent = self._client.export(self._encoder.encode(spans))
+        """Send the ended spans of calls. The SDK tells of failures."""
+        sent = self._client.export(self._encoder.encode([span for queued in spans for span in queued.spans]))
         return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE

@@ -28,5 +28,5 @@ class CallTracing:
         return self._app(scope, receive, send) if trace is None else self._trace(trace, scope, receive, send)
 
     async def _trace(self, trace: CallTrace, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._tracing.running(trace, fields.get() or {}):
+        with trace.running(fields.get() or {}):
             await self._app(scope, receive, send)

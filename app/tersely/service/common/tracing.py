@@ -10,13 +10,13 @@ Spans carry ids, names and numbers, never content or credentials.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, Token
 from functools import wraps
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
+import msgspec
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -58,23 +58,38 @@ _USAGE = {
 }
 _propagator = TraceContextTextMapPropagator()
 TRACE_HEADERS = frozenset(_propagator.fields)
+_LOW_64 = 2**64 - 1
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _SAMPLED_RANDOM = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
 _active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
 
 
-@dataclass(slots=True)
-class CallSpan:
-    """A call, a step of it, or a request to a model host. ``parent`` is None for a call that continues no trace."""
+class CallSpan(msgspec.Struct, eq=False):
+    """A call, a step of it, or a request to a model host. ``parent`` is None for a call that continues no trace.
+
+    A step of ``trace`` is a context manager, which ends with its block.
+    """
 
     context: SpanContext
     parent: SpanContext | None
     name: str
     kind: SpanKind = SpanKind.INTERNAL
-    attributes: dict[str, str | int] = field(default_factory=dict)
+    attributes: dict[str, str | int] = msgspec.field(default_factory=dict)
     has_failed: bool = False
-    started_at: int = field(default_factory=time.time_ns)
+    started_at: int = msgspec.field(default_factory=time.time_ns)
     ended_at: int = 0
+    trace: CallTrace | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self.ended_at = time.time_ns()
+        if isinstance(error, Exception):
+            self.fail(type(error).__name__)
+        trace, self.trace = self.trace, None
+        if trace is not None and trace.is_finished:
+            trace.export_late(self)
 
     def fail(self, error_type: str) -> None:
         """Mark the span as failed. The error's text may quote a message: only its type is shown."""
@@ -99,21 +114,45 @@ class CallTrace:
     """The spans of one sampled call."""
 
     def __init__(self, span: CallSpan, spans: Spans) -> None:
-        self._span = span
+        self._span, self._context = span, span.context
+        # It is a tuple whose properties cost a call each.
+        self._trace_id, _, _, self._flags, self._state, _ = span.context
         self._spans = spans
+        self._line: Mapping[str, Any] = {}
+        self._token: Token[CallTrace | None] | None = None
         self._model = ""
         self._session = ""
         self._children: list[CallSpan] = []
         self._upstream: list[UpstreamTrace] = []
-        self._is_finished = False
+        self.is_finished = False
 
     def describe(self, *, model: str, session: str = "") -> None:
         """Name what the next request to the upstream is for."""
         self._model, self._session = model[:MAX_NAME], session
 
-    def step(self, name: StepName) -> StepSpan:
+    def __enter__(self) -> None:
+        self._token = _active.set(self)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.fail(error)
+        settle_outcome(self._line.get("status", CLIENT_GONE), error)
+        if self._token is not None:
+            _active.reset(self._token)
+        self.finish(self._line)
+
+    def running(self, line: Mapping[str, Any]) -> CallTrace:
+        """Return a context manager that traces its block as a call. ``line`` gets the fields of its log line
+        meanwhile.
+        """
+        self._line = line
+        return self
+
+    def step(self, name: StepName) -> CallSpan:
         """Give the block a span of its own."""
-        return StepSpan(self, self._start(name))
+        span = self._start(name)
+        span.trace = self
+        return span
 
     def open_upstream(self, dialect: Dialect, address: tuple[str, int]) -> UpstreamTrace:
         """Start the span of a request to a model host."""
@@ -131,16 +170,13 @@ class CallTrace:
         name = f"{operation} {self._model}".strip()
         span = self._start(name, SpanKind.CLIENT)
         span.attributes = attributes
-        self._upstream.append(UpstreamTrace(span))
-        return self._upstream[-1]
+        upstream = UpstreamTrace(span)
+        self._upstream.append(upstream)
+        return upstream
 
     def _start(self, name: str, kind: SpanKind = SpanKind.INTERNAL) -> CallSpan:
-        call = self._span.context
-        context = SpanContext(
-            call.trace_id, self._spans.new_id(), is_remote=False, trace_flags=call.trace_flags,
-            trace_state=call.trace_state,
-        )  # fmt: skip
-        span = CallSpan(context, call, name, kind)
+        context = SpanContext(self._trace_id, self._spans.new_id(), False, self._flags, self._state)  # noqa: FBT003
+        span = CallSpan(context, self._context, name, kind)
         self._children.append(span)
         return span
 
@@ -154,43 +190,36 @@ class CallTrace:
         status = line.get("status", CLIENT_GONE)
         if "route" in line:
             call.name = f"{line.get('method', '')} {line['route']}".strip()
-        call.attributes |= {to: line[name] for name, to in _SHOWN.items() if line.get(name) is not None}
+        _show(line, _SHOWN, call)
         call.attributes["http.response.status_code"] = status
         if status >= 500:
             call.has_failed = True
         if self._upstream:
             # A call with several rounds reports the usage of all rounds with the last one.
-            usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
-            self._upstream[-1].span.attributes |= usage
-        for each in self._upstream:
-            each.close()
+            _show(line, _USAGE, self._upstream[-1].span)
         call.ended_at = time.time_ns()
-        self._is_finished = True
-        self._spans.export([*(child for child in self._children if child.ended_at), call])
+        for upstream in self._upstream:
+            upstream.span.ended_at = upstream.span.ended_at or call.ended_at
+        self.is_finished = True
+        ended = []
+        for child in self._children:
+            if child.ended_at:
+                ended.append(child)  # noqa: PERF401 a comprehension is a call
+        ended.append(call)
+        self._spans.export(ended)
 
-    def end_step(self, span: CallSpan) -> None:
-        """End a step. One that outlives the call, such as a write whose client has left, is exported by itself."""
-        span.ended_at = time.time_ns()
-        if self._is_finished:
-            self._spans.export([span])
+    def export_late(self, span: CallSpan) -> None:
+        """Export a step that outlives the call, such as a write whose client has left."""
+        self._spans.export([span])
 
 
-class StepSpan:
-    """Ends a span with a block. It is a class because a generator takes several times as long."""
-
-    __slots__ = ("_span", "_trace")
-
-    def __init__(self, trace: CallTrace, span: CallSpan) -> None:
-        self._trace = trace
-        self._span = span
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            self._span.fail(type(error).__name__)
-        self._trace.end_step(self._span)
+def _show(line: Mapping[str, Any], names: Mapping[str, str], span: CallSpan) -> None:
+    """Make fields of a log line attributes of a span."""
+    attributes = span.attributes
+    for name, attribute in names.items():
+        value = line.get(name)
+        if value is not None:
+            attributes[attribute] = value
 
 
 class UpstreamTrace:
@@ -201,10 +230,10 @@ class UpstreamTrace:
 
     def headers(self) -> Headers:
         """Return the trace headers of the upstream request: they name this span as the parent of the host's spans."""
-        context = self.span.context
-        own = [("traceparent", f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")]
-        if context.trace_state:
-            own.append(("tracestate", context.trace_state.to_header()))
+        trace_id, span_id, _, flags, state, _ = self.span.context
+        own = [("traceparent", f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}")]
+        if state:
+            own.append(("tracestate", state.to_header()))
         return own
 
     def answered(self, status: int) -> None:
@@ -233,42 +262,40 @@ class Sampler(Protocol):
 class Tracing:
     """Starts the traces of sampled calls."""
 
-    def __init__(self, sampler: Sampler, spans: Spans) -> None:
+    def __init__(self, sampler: Sampler, spans: Spans, *, bound: int | None = None) -> None:
+        """``bound``: new traces are sampled if the lower 64 bits of their id are below it, as ``sampler`` would decide.
+        None: the sampler must be asked.
+        """
         self._sampler = sampler
         self._spans = spans
+        self._bound = bound
 
     def begin(self, method: str, path: str, parent: Mapping[str, str]) -> CallTrace | None:
         """Begin the trace of a call; None if it is not sampled. ``parent``: the caller's headers that name a trace."""
+        if self._bound is not None and "traceparent" not in parent:
+            trace_id = self._spans.new_trace_id()
+            if trace_id & _LOW_64 >= self._bound:
+                return None
+            own = SpanContext(trace_id, self._spans.new_id(), is_remote=False, trace_flags=_SAMPLED_RANDOM)
+            return self._start(own, None, method, path, {})
         context = _propagator.extract(parent) if "traceparent" in parent else Context()
         callers = get_current_span(context).get_span_context()
         is_new = not callers.is_valid
         trace_id = self._spans.new_trace_id() if is_new else callers.trace_id
-        name = f"{method} call"
-        sampled = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER)
+        sampled = self._sampler.should_sample(context, trace_id, f"{method} call", SpanKind.SERVER)
         if not sampled.decision.is_sampled():
             return None
         flags = _SAMPLED_RANDOM if is_new or callers.trace_flags.random_trace_id else _SAMPLED
         own = SpanContext(
             trace_id, self._spans.new_id(), is_remote=False, trace_flags=flags, trace_state=sampled.trace_state
         )
-        attributes = {**sampled.attributes, "http.request.method": method, "url.path": path[:MAX_NAME]}
-        span = CallSpan(own, None if is_new else callers, name, SpanKind.SERVER, attributes)
-        return CallTrace(span, self._spans)
+        return self._start(own, None if is_new else callers, method, path, sampled.attributes)
 
-    @contextmanager
-    def running(self, trace: CallTrace, line: Mapping[str, Any]) -> Iterator[None]:
-        """Trace the block as a call. ``line`` gets the fields of its log line meanwhile."""
-        token = _active.set(trace)
-        try:
-            yield
-        except BaseException as error:
-            trace.fail(error)
-            settle_outcome(line.get("status", CLIENT_GONE), error)
-            raise
-        finally:
-            settle_outcome(line.get("status", CLIENT_GONE))
-            _active.reset(token)
-            trace.finish(line)
+    def _start(
+        self, own: SpanContext, parent: SpanContext | None, method: str, path: str, given: Mapping[str, Any]
+    ) -> CallTrace:
+        attributes = {**given, "http.request.method": method, "url.path": path[:MAX_NAME]}
+        return CallTrace(CallSpan(own, parent, f"{method} call", SpanKind.SERVER, attributes), self._spans)
 
 
 def active_trace() -> CallTrace | None:

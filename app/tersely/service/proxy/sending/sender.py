@@ -97,8 +97,10 @@ class Sender:
             return self._upstream.begin(call.method, call.path, headers, body, heads=call.by_headers)
         span = trace.open_upstream(self._dialect.name, self._upstream.address)
         heads = call.by_headers
-        if any(name in TRACE_HEADERS for name, _ in headers):
-            headers, heads = [(name, value) for name, value in headers if name not in TRACE_HEADERS], {}
+        for name, _ in headers:
+            if name in TRACE_HEADERS:
+                headers, heads = [field for field in headers if field[0] not in TRACE_HEADERS], {}
+                break
         try:
             pending = self._upstream.begin(call.method, call.path, headers, body, heads=heads, added=span.headers())
             return TracedReply(pending, span)
