@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import pytest
 from tersely.embedded_postgres import EmbeddedPostgresError, open_embedded_postgres, upgrade_cluster
 from tersely.store.db.migrations import migrate
 from tests.conftest import TERSELY
+from tests.support.loops import wait_until
+from tests.support.processes import postgres_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 # The last wheel with the major version before.
@@ -157,6 +160,36 @@ def test_the_files_of_a_killed_server_are_taken_over(old_cluster: Path, old_prog
     assert renamed == ["cluster-18"]
     with open_embedded_postgres(old_cluster) as server:
         assert asyncio.run(count(server.admin_dsn))[0] == 500
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_an_upgrade_that_was_killed_is_run_again(old_cluster: Path, old_programs: Path, seconds: float) -> None:
+    """The old server outlives the killed command, and must have ended before its files are used again."""
+    home = old_cluster / "postgres"
+    command = [TERSELY, "migrate", "--old-postgres", str(old_programs)]
+    environment = {"PATH": os.environ["PATH"], "TERSELY_DATA_DIR": str(old_cluster), "HOME": os.environ["HOME"]}
+    killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until((home / f"cluster-{OLD_MAJOR}" / "postmaster.pid").exists, 60)
+    time.sleep(seconds)
+    killed.kill()
+    killed.communicate()
+    assert not (home / "cluster-18").exists()
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert postgres_of(old_cluster) == []
+    with open_embedded_postgres(old_cluster) as server:
+        assert asyncio.run(count(server.admin_dsn))[0] == 1000
+    # The way back.
+    (home / "cluster-18").rename(home / "new")
+    old = (home / f"cluster-{OLD_MAJOR}.old").rename(home / f"cluster-{OLD_MAJOR}")
+    sockets = old_cluster.parent / "run"
+    options = f"-c listen_addresses= -c unix_socket_directories={sockets}"
+    run(old_programs / "pg_ctl", "-D", old, "-w", "-l", sockets / "log", "-o", options, "start")
+    try:
+        assert asyncio.run(count(f"postgresql://tersely@/tersely?host={sockets}"))[0] == 1000
+    finally:
+        run(old_programs / "pg_ctl", "-D", old, "-w", "-m", "fast", "stop")
 
 
 async def delete_half(dsn: str) -> None:

@@ -8,13 +8,14 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tersely.embedded_postgres.account import SystemAccount, choose_account
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 from tersely.embedded_postgres.install import MAJOR, Install, find_install, reachable_install
+from tersely.embedded_postgres.locks import FileLock
 
 SUPERUSER = "tersely"
 DATABASE = "tersely"
@@ -107,10 +108,18 @@ def choose_layout(home: Path, *, owner: Path | None = None) -> Layout:
     return Layout(home=home, socket_dir=_socket_dir(home, account), account=account, install=install)
 
 
-def create_cluster(layout: Layout, *, durable: bool, has_checksums: bool = True, is_upgrade: bool = False) -> None:
+def create_cluster(
+    layout: Layout,
+    *,
+    durable: bool,
+    has_checksums: bool = True,
+    is_upgrade: bool = False,
+    locks: Sequence[FileLock] = (),
+) -> None:
     """Create the cluster with an empty database, if there is none yet: all of it or nothing.
 
-    ``is_upgrade``: it stays under its unfinished name and without a database, which ``pg_upgrade`` brings.
+    ``is_upgrade``: it stays under its unfinished name and without a database, which ``pg_upgrade`` brings. ``locks``
+    are those of `run_program`.
     ``durable`` off skips the flush to disk. Takes about a second. Raises EmbeddedPostgresError.
     """
     if layout.cluster.exists():
@@ -141,6 +150,7 @@ def create_cluster(layout: Layout, *, durable: bool, has_checksums: bool = True,
         "--no-instructions",
         *([] if durable else ["--no-sync"]),
         *settings,
+        locks=locks,
     )
     if is_upgrade:
         return
@@ -201,8 +211,18 @@ def _socket_dir(home: Path, account: SystemAccount) -> Path:
     return directory
 
 
-def run_program(layout: Layout, program: str | Path, *arguments: str, text: str = "", cwd: Path = Path("/")) -> None:
-    """Run a program of the installation, or at a path, as the server's account. Raises `EmbeddedPostgresError`."""
+def run_program(
+    layout: Layout,
+    program: str | Path,
+    *arguments: str,
+    text: str = "",
+    cwd: Path = Path("/"),
+    locks: Sequence[FileLock] = (),
+) -> None:
+    """Run a program of the installation, or at a path, as the server's account. Raises `EmbeddedPostgresError`.
+
+    ``locks`` stay held until the program and all that it started have ended, also if this process is killed.
+    """
     path = layout.install.program(program) if isinstance(program, str) else program
     done = subprocess.run(
         [str(path), *arguments],
@@ -215,6 +235,7 @@ def run_program(layout: Layout, program: str | Path, *arguments: str, text: str 
         cwd=cwd,
         env=server_environment(),
         start_new_session=True,
+        pass_fds=[lock.fd for lock in locks],
         **layout.account.popen_arguments(),
     )
     if done.returncode != 0:

@@ -86,12 +86,14 @@ class Postmaster:
             os.close(self._pidfd)
 
 
-def find_postmaster(layout: Layout) -> Postmaster | None:
+def find_postmaster(layout: Layout, path: Path | None = None) -> Postmaster | None:
     """Return the process that listens on the server's socket, if any and if it is of this process's pid namespace.
 
-    Raises EmbeddedPostgresError if it belongs to another user than the server's account.
+    ``path``: another socket than the server's. Raises EmbeddedPostgresError if it belongs to another user than the
+    server's account.
     """
-    pid = _listener(layout)
+    path = path or layout.socket
+    pid = _listener(layout, path)
     if pid is None:
         return None
     if sys.platform != "linux":
@@ -101,7 +103,7 @@ def find_postmaster(layout: Layout) -> Postmaster | None:
     except OSError:
         return None
     # It may have ended before it was pinned, and its id been reused: so check again.
-    if _listener(layout) == pid:
+    if _listener(layout, path) == pid:
         return Postmaster(pid, pidfd)
     os.close(pidfd)
     return None
@@ -118,9 +120,9 @@ def _connect(path: Path) -> socket.socket:
     return client
 
 
-def _listener(layout: Layout) -> int | None:
+def _listener(layout: Layout, path: Path) -> int | None:
     try:
-        client = _connect(layout.socket)
+        client = _connect(path)
     except OSError:
         return None
     with client:
@@ -130,7 +132,5 @@ def _listener(layout: Layout) -> int | None:
             "3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         )
         if uid != layout.account.uid:
-            raise EmbeddedPostgresError(
-                f"user id {uid} listens on {layout.socket}, which belongs to {layout.account.uid}"
-            )
+            raise EmbeddedPostgresError(f"user id {uid} listens on {path}, which belongs to {layout.account.uid}")
         return pid or None

@@ -7,8 +7,10 @@ and stays as it is, under another name, until somebody removes it.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tersely.embedded_postgres.cluster import (
@@ -23,9 +25,12 @@ from tersely.embedded_postgres.cluster import (
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 from tersely.embedded_postgres.install import MAJOR
 from tersely.embedded_postgres.locks import FileLock, exclusive
+from tersely.embedded_postgres.postmaster import find_postmaster
 
-# How long the start lock is awaited, in seconds.
+# How long a lock is awaited, in seconds.
 _PATIENCE = 60.0
+# Names the socket of the servers that ``pg_upgrade`` starts.
+_PORT = 50432
 
 
 def upgrade_cluster(data_dir: Path, old_programs: Path) -> int:
@@ -41,13 +46,33 @@ def upgrade_cluster(data_dir: Path, old_programs: Path) -> int:
         _check_programs(layout, old_programs, major)
         locks = [FileLock(layout.service_lock), FileLock(old.with_suffix(".lock")), FileLock(layout.cluster_lock)]
         try:
-            if not all(lock.try_exclusive() for lock in locks):
-                raise EmbeddedPostgresError("the database is in use: stop the service first")
-            _upgrade(layout, old, old_programs)
+            _take(locks, layout)
+            _upgrade(layout, old, old_programs, locks)
         finally:
             for lock in locks:
                 lock.close()
     return major
+
+
+def _take(locks: Sequence[FileLock], layout: Layout) -> None:
+    """Take all locks. An upgrade that was killed may have left servers that hold them: these are ended.
+
+    The start lock is held, so no other upgrade is under way. Raises `EmbeddedPostgresError`.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while not all(lock.try_exclusive() for lock in locks):
+        if not _work_directory(layout).exists() or time.monotonic() > deadline:
+            raise EmbeddedPostgresError("the database is in use: stop the service first")
+        left = find_postmaster(layout, layout.socket.with_name(f".s.PGSQL.{_PORT}"))
+        if left is not None:
+            left.send(signal.SIGINT)
+            left.close()
+        time.sleep(0.1)
+
+
+def _work_directory(layout: Layout) -> Path:
+    """Return the directory of ``pg_upgrade``'s own files, which exists during an upgrade and after one was killed."""
+    return layout.home / "upgrade"
 
 
 def _old_cluster(home: Path) -> tuple[Path, int]:
@@ -70,15 +95,15 @@ def _check_programs(layout: Layout, old_programs: Path, major: int) -> None:
         raise EmbeddedPostgresError(f"the database was made by Postgres {major}, and {server} is: {output.strip()}")
 
 
-def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
-    work = layout.home / "upgrade"
+def _upgrade(layout: Layout, old: Path, old_programs: Path, locks: Sequence[FileLock]) -> None:
+    work = _work_directory(layout)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
     layout.account.own(work)
     new = layout.cluster.with_suffix(".new")
     try:
-        _recover(layout, old, old_programs)
-        create_cluster(layout, durable=True, has_checksums=_has_checksums(layout, old), is_upgrade=True)
+        _recover(layout, old, old_programs, locks)
+        create_cluster(layout, durable=True, has_checksums=_has_checksums(layout, old), is_upgrade=True, locks=locks)
         run_program(
             layout,
             "pg_upgrade",
@@ -88,7 +113,10 @@ def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
             f"--new-bindir={layout.install.program('postgres').parent}",
             f"--username={SUPERUSER}",
             f"--socketdir={layout.socket_dir}",
+            f"--old-port={_PORT}",
+            f"--new-port={_PORT}",
             cwd=work,
+            locks=locks,
         )
         # First the new one: whatever ends this process, one of both has its final name, and no empty one is created.
         new.rename(layout.cluster)
@@ -101,7 +129,7 @@ def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _recover(layout: Layout, old: Path, old_programs: Path) -> None:
+def _recover(layout: Layout, old: Path, old_programs: Path, locks: Sequence[FileLock]) -> None:
     """Bring the files of a server that was killed up to date: ``pg_upgrade`` takes only those of one that was stopped.
 
     Nobody holds the cluster's lock, so whoever wrote the pid file is dead.
@@ -109,7 +137,7 @@ def _recover(layout: Layout, old: Path, old_programs: Path) -> None:
     pid_file = old / "postmaster.pid"
     if pid_file.exists():
         pid_file.unlink()
-        run_program(layout, old_programs / "postgres", "--single", "-D", str(old), "template1")
+        run_program(layout, old_programs / "postgres", "--single", "-D", str(old), "template1", locks=locks)
 
 
 def _has_checksums(layout: Layout, old: Path) -> bool:
