@@ -10,6 +10,7 @@ from functools import partial
 from tersely.api.rest.services import Services
 from tersely.composition.clock import new_id
 from tersely.composition.foundation import Foundation
+from tersely.domain.errors import InvalidRequest
 from tersely.sandbox.child import QueryLimits
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
@@ -42,7 +43,7 @@ from tersely.service.summaries.daily_memory import DailyMemory
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.service.summaries.prefetcher import SummaryPrefetcher
 from tersely.service.tools.tools import Tools
-from tersely.settings import Settings
+from tersely.settings import PREFIX, InvalidSettings, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +96,27 @@ def build_tool_services(settings: Settings, base: Foundation) -> ToolServices:
 
 
 def configs_of(settings: Settings, prices: Prices, tools: Tools | None = None) -> ContextConfigs:
-    """Strategies and policies as configured; ``tools`` are offered to models, ``prices`` choose watermarks by model."""
-    return ContextConfigs(
-        offers=None if tools is None else tools.offers,
-        offers_always=settings.offered_tools is not None,
-        strategy=settings.strategy,
-        epoch=settings.epoch,
-        references=settings.references,
-        instructions=settings.instructions == "on",
-        repeats=settings.repeats == "on",
-        shadow=settings.shadow,
-        derive_terse=settings.derive_terse == "on",
-        cache_ttl=settings.cache_ttl,
-        policy_for_model=policy_for_model(prices),
-    )
+    """Strategies and policies as configured; ``tools`` are offered to models, ``prices`` choose watermarks by model.
+
+    Raises `InvalidSettings`.
+    """
+    try:
+        return ContextConfigs(
+            offers=None if tools is None else tools.offers,
+            offers_always=settings.offered_tools is not None,
+            strategy=settings.strategy,
+            epoch=settings.epoch,
+            references=settings.references,
+            instructions=settings.instructions == "on",
+            repeats=settings.repeats == "on",
+            shadow=settings.shadow,
+            derive_terse=settings.derive_terse == "on",
+            cache_ttl=settings.cache_ttl,
+            policy_for_model=policy_for_model(prices),
+        )
+    except InvalidRequest as error:
+        name = PREFIX + (error.field or "").upper()
+        raise InvalidSettings(f"{name}: {error.detail}", field=name) from error
 
 
 def build_services(
