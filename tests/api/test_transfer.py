@@ -133,6 +133,52 @@ async def test_turns_without_a_tag_are_paged_among_the_others(api: Api) -> None:
         assert found == wanted, limit
 
 
+async def test_the_log_passes_over_numbers_without_turns(api: Api) -> None:
+    context = [
+        {"turnId": f"t{turn}", "role": role, "content": f"{role} {turn}."}
+        for turn in (1, 2_000_000_000)
+        for role in ("user", "assistant")
+    ]
+    made = await api.http.post("/api/sessions/import", json={"id": "gap", "context": context, "terse": []})
+    assert made.status_code == 201
+    first = (await api.http.get("/api/sessions/gap/terse", params={"limit": 1})).json()
+    rest = (await api.http.get("/api/sessions/gap/terse", params={"limit": 1, "after": first["next"]})).json()
+    told = [(item["turnId"], item["summary"]) for item in first["items"] + rest["items"]]
+    assert told == [("t1", "assistant 1."), ("t2000000000", "assistant 2000000000.")]
+    assert [entry["turnId"] for entry in json.loads(await export(api, "gap"))["terse"]] == ["t1", "t2000000000"]
+
+
+async def test_a_line_that_is_stored_between_two_pages_comes_once(api: Api) -> None:
+    for n in range(1, 8):
+        await api.append(
+            "cut", {"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"Reply {n}. " + "x " * 900}
+        )
+    first = (await api.http.get("/api/sessions/cut/terse", params={"limit": 2})).json()
+    assert (await api.http.post("/api/sessions/cut/compact", json={})).status_code == 200
+    rest = (await api.http.get("/api/sessions/cut/terse", params={"after": first["next"]})).json()
+    assert [item["turnId"] for item in first["items"] + rest["items"]] == [f"t{n}" for n in range(1, 8)]
+
+
+async def test_a_line_does_not_depend_on_the_replies_beside_it(api: Api) -> None:
+    """Replies of several dialects stand on one page; a call without its result ends no turn in any of them."""
+    call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    await api.append(
+        "mixed",
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+    )
+    messages = [
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "Ok."}]},
+    ]
+    added = await api.http.post("/api/sessions/mixed/messages", json={"dialect": "anthropic", "messages": messages})
+    assert added.status_code == 201, added.text
+    items = (await api.http.get("/api/sessions/mixed/terse")).json()["items"]
+    assert [(item["turnId"], item["summary"]) for item in items] == [("t2", "Ok.")]
+    turns = (await api.http.get("/api/sessions/mixed/turns")).json()["items"]
+    assert [turn["terse"] for turn in turns] == [[], ["Ok."]]
+
+
 async def test_the_log_is_paged(api: Api) -> None:
     for n in range(5):
         await api.append(

@@ -207,6 +207,13 @@ def test_a_turn_with_a_line_in_its_middle_gets_one_for_its_last_reply() -> None:
     assert derive_outcomes(steps[:3], EpochInputs(terse=(told,))) == (), "it was never answered"
 
 
+def test_a_last_reply_without_words_gets_no_second_line() -> None:
+    turn = place(user("fix it"), assistant("It is done."), assistant("👍"))
+    (line,) = derive_outcomes(turn, EpochInputs())
+    assert (line.text, line.seq) == ("It is done.", 2)
+    assert derive_outcomes(turn, EpochInputs(terse=(line,))) == ()
+
+
 def test_lines_are_derived_for_as_many_turns_as_a_log_has_entries() -> None:
     history = place(*[each for n in range(LOG_ENTRIES + 50) for each in (user(f"q{n}"), assistant(f"Reply {n}."))])
     lines = derive_outcomes(history, EpochInputs())

@@ -50,7 +50,7 @@ async def export_session(services: AppServices, tenant: Tenant, session_id: Sess
 
 @router.post("/sessions/import", status_code=201, summary="Import a session", response_model=ImportedSessionOut)
 async def import_session(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
-    """Create a session from an exported document. Its export is the same document again."""
+    """Create a session from an exported document. Of a document of Tersely's own the export is the same again."""
     given = SessionImport(
         id=body.id,
         parent=body.parent,

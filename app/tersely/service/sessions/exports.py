@@ -50,6 +50,8 @@ MAX_MESSAGES = 200_000
 MAX_SUMMARY = 4_000
 MAX_TURN = 2**31 - 1
 IMPORT_LIMIT = 60.0
+# Seconds: a page of the log may be made of as many replies.
+LOG_LIMIT = 10.0
 TERSE = TagKinds(terse=True)
 _OWN_MEMBERS = re.compile(
     rb'\{"turnId":(?:"t([1-9][0-9]{0,9})"|null),"ts":"([^"\\]{1,64})"(,"literal":true)?(,|(?=\}))'
@@ -129,7 +131,7 @@ class Exports:
         self, tenant: str, session_id: str, *, after: LogCursor, limit: int
     ) -> tuple[list[TerseEntry], LogCursor | None]:
         """Return the terse log after that cursor, and the next cursor. Raises `NotFound`."""
-        async with self._database.reading(tenant) as connection:
+        async with self._database.reading(tenant, limit=LOG_LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
@@ -139,7 +141,6 @@ class Exports:
                 session_id,
                 after=after,
                 limit=limit,
-                last_turn=session.turns,
                 derives=self._sessions.keeps_log(session),
             )
 

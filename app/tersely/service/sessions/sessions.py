@@ -160,7 +160,7 @@ class Sessions:
 
     async def turns(self, tenant: str, session_id: str, *, after: int, limit: int) -> tuple[list[TurnRow], int | None]:
         """Return the turns after a number, and the number to continue after."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.transaction(tenant, limit=LIST_LIMIT) as connection:
             session = await _require(connection, tenant, session_id)
             found = await self._between(connection, tenant, session, after + 1, after + limit)
         return found, after + limit if after + limit < session.turns else None

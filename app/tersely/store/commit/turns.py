@@ -30,6 +30,8 @@ HiddenStatus = Literal["dropped", "undone"]
 HERE = "tenant_id = $1 AND session_id = $2"
 # The condition of the index of turns (see `messages_turn`).
 BY_TURN = f"{HERE} AND turn + 0 IS NOT NULL"
+# The greatest number that a turn may have. A range with one end would be planned as a scan of all messages.
+LAST_TURN = 2**31 - 1
 LIVE_SEQS = f"""
 SELECT seq FROM messages
 WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible
@@ -45,6 +47,10 @@ GROUP BY turn
 """
 LIVE_TURNS = f"""
 SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
+"""
+FIRST_LIVE_TURNS = f"""
+SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND {LAST_TURN} AND status = 'live'
+ORDER BY turn LIMIT $4
 """
 GROUPS = f"""
 SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
@@ -144,6 +150,14 @@ async def live_turns(connection: Connection, tenant: str, session_id: str, first
     return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, first, _int4(last))]
 
 
+async def first_live_turns(
+    connection: Connection, tenant: str, session_id: str, *, since: int, limit: int
+) -> list[int]:
+    """Return the first turns with live messages from the turn ``since`` on, in order."""
+    records = await connection.fetch(FIRST_LIVE_TURNS, tenant, session_id, since, limit)
+    return [record["turn"] for record in records]
+
+
 async def between(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[TurnRow]:
     """Return the turns ``first`` to ``last``, in order, removed ones left out."""
     arguments = (tenant, session_id, first, _int4(last))
@@ -165,7 +179,7 @@ async def between(connection: Connection, tenant: str, session_id: str, first: i
 
 
 def _int4(value: int) -> int:
-    return min(value, 2**31 - 1)
+    return min(value, LAST_TURN)
 
 
 def _rank(status: object) -> int:

@@ -122,15 +122,21 @@ def derive_outcomes(entries: Iterable[Entry], inputs: EpochInputs) -> tuple[Ters
     their entries were not loaded.
     """
     first = inputs.terse[0].turn if len(inputs.terse) >= LOG_ENTRIES else 1
-    known = {entry.turn for entry in inputs.terse}
-    told = {entry.seq for entry in inputs.terse}
+    told_to: dict[int, int] = {}
+    for entry in inputs.terse:
+        told_to[entry.turn] = max(entry.seq, told_to.get(entry.turn, 0))
     missing = [
-        turn.entries
+        turn
         for turn in group_turns(entries)
-        if turn.number >= first
-        and (turn.number not in known or (ends_turn(turn.entries[-1]) and turn.entries[-1].seq not in told))
+        if turn.number >= first and (turn.number not in told_to or _ends_behind(turn.entries[-1], told_to[turn.number]))
     ]
-    return tuple([derive_terse(of_turn) for of_turn in missing[-LOG_ENTRIES:]])
+    lines = [derive_terse(turn.entries) for turn in missing[-LOG_ENTRIES:]]
+    # A last reply without words is described at an earlier one, which may have an entry.
+    return tuple([line for line in lines if line.seq > told_to.get(line.turn, 0)])
+
+
+def _ends_behind(entry: Entry, seq: int) -> bool:
+    return entry.seq > seq and ends_turn(entry)
 
 
 def ends_turn(entry: Entry) -> bool:
