@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -299,3 +300,28 @@ async def test_import_accepts_plain_text_and_a_named_dialect(api: Api) -> None:
         assert (await api.http.post("/api/sessions/import", json={"id": session, "context": words, **more})).is_success
         items = (await api.http.get(f"/api/sessions/{session}/messages")).json()["items"]
         assert {item["dialect"] for item in items} == {more.get("dialect", "openai_chat")}
+
+
+async def test_a_log_counts_the_turns_that_a_plan_of_the_whole_did_not_read(api: Api) -> None:
+    """Under `full` no epoch cuts, so no turn has an entry; `slim` then reads the newest 5,000 messages."""
+    turns = 3_500
+    await api.http.post("/api/sessions", json={"id": "long", "strategy": "full"})
+    for start in range(0, turns, 250):
+        numbers = range(start + 1, start + 251)
+        pairs = (
+            [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"Reply {n}."}] for n in numbers
+        )
+        await api.append("long", *(message for pair in pairs for message in pair))
+    assert (await api.http.patch("/api/sessions/long", json={"strategy": "slim"})).status_code == 200
+    context = (await api.http.post("/api/sessions/long/context", json={"dialect": "openai_chat"})).json()
+    log = context["messages"][0]["content"].splitlines()
+    told = re.fullmatch(r"\[t1-t(\d+) \S+\] assistant: (\d+) turns: Reply \d+.*", log[1])
+    assert told is not None, log[1]
+    assert told[1] == told[2]
+    numbered = [re.match(r"\[t(\d+)(?:-t(\d+))?", line) for line in log[2:]]
+    last = int(told[1])
+    for found in numbered:  # each turn up to the cut is in one line
+        assert found is not None
+        assert int(found[1]) == last + 1
+        last = int(found[2] or found[1])
+    assert last > 3_000
