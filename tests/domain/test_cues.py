@@ -41,10 +41,19 @@ NO_PREFERENCES = [
     "El analizador falla con archivos vacíos.",
 ]
 LOOKING_BACK = {
-    "en": ["What did we decide about the cache?"],
-    "de": ["Was haben wir über den Cache beschlossen?", "Wann war mein Termin beim Zahnarzt?"],
+    "en": ["What did we decide about the cache?", "Was the cache cleared?"],
+    "de": [
+        "Was haben wir über den Cache beschlossen?",
+        "Wann war mein Termin beim Zahnarzt?",
+        "Wo waren wir im Urlaub?",
+        "Waren wir schon in Rom?",
+    ],
     "fr": ["Qu'est-ce que nous avons décidé pour le cache ?", "De quoi parlait notre discussion sur le cache ?"],
-    "es": ["¿Qué hablamos sobre la caché?", "¿Cuándo fue mi cita con el dentista?"],
+    "es": [
+        "¿Qué hablamos sobre la caché?",
+        "¿Cuándo fue mi cita con el dentista?",
+        "¿Qué pone en la pregunta anterior?",
+    ],
 }
 LOOKING_AHEAD = [
     "Write a function that sorts names.",
@@ -52,6 +61,8 @@ LOOKING_AHEAD = [
     "Schreibe eine Funktion, die Namen sortiert.",
     "Écris une fonction qui trie des noms.",
     "Escribe una función que ordene nombres.",
+    "Where is the anterior cruciate ligament?",
+    "Was kosten die Waren?",
 ]
 WHOLE = {
     "en": ["In which order did I bring up the topics?", "Summarize how our project developed."],
@@ -67,10 +78,13 @@ WHOLE = {
         "Résume comment notre projet a avancé.",
         "Peux-tu me faire un résumé de nos conversations sur le budget ?",
         "Comment mon approche des tests a-t-elle évolué ?",
+        "Fais un résumé de tout ce que je t'ai demandé.",
     ],
     "es": [
         "¿En qué orden mencioné los temas?",
         "Resume cómo avanzó nuestro proyecto.",
+        "Resume todo lo que he escrito.",
+        "Resume mi plan de pruebas.",
         "¿Puedes darme un resumen de nuestras conversaciones?",
         "¿Cómo ha evolucionado mi plan de pruebas?",
     ],
@@ -80,12 +94,23 @@ PARTS = [
     "Welche Datenbank haben wir gewählt?",
     "Quelle base de données avons-nous choisie ?",
     "¿Qué base de datos elegimos?",
+    "When did Tom resume his training after he was ill?",
+    "Does the upload resume where he stopped?",
+    "Does the race resume after 5 mi?",
+    "Which employer is on the resume he sent?",
+    "Update the résumé and add a comment about Acme",
+    "Send the résumé before the session on Friday",
 ]
 OWN = {
     "en": ["When is my dentist appointment?"],
     "de": ["Wann ist mein Termin?", "Wie viele Bücher habe ich gelesen?"],
-    "fr": ["Quand est mon rendez-vous ?", "Combien de livres ai-je lus, moi ?", "Combien de livres j'ai lus ?"],
-    "es": ["¿Cuándo es mi cita?", "¿Qué dije sobre el presupuesto?"],
+    "fr": [
+        "Quand est mon rendez-vous ?",
+        "Combien de livres ai-je lus, moi ?",
+        "Combien de livres j'ai lus ?",
+        "Où sont mes amis ?",
+    ],
+    "es": ["¿Cuándo es mi cita?", "¿Qué dije sobre el presupuesto?", "¿Qué compré yo?"],
 }
 NOT_OWN = [
     "When did Maria meet Jean?",
@@ -93,6 +118,12 @@ NOT_OWN = [
     "Wann traf Maria Jean?",
     "Quand Maria a-t-elle rencontré Jean ?",
     "¿Cuándo conoció María a Juan?",
+    "¿Qué ciudad visitó Ana el mes pasado?",
+    "¿Cuántos días tiene un mes?",
+    "¿Quién llegó un mes antes?",
+    "Where is the mi unit used?",
+    "How does yo-yo work",
+    "Which letters were mis-sent?",
 ]
 REPLIES = {
     "en": ["What did you recommend for my cache?"],
@@ -158,6 +189,10 @@ def test_questions_about_replies_are_recognised(text: str) -> None:
 )
 def test_words_about_the_talk_are_known(word: str) -> None:
     assert TALK.issuperset(tokenize(word))
+
+
+def test_words_of_other_subjects_are_not_about_the_talk() -> None:
+    assert TALK.isdisjoint(tokenize("How did the ensemble model perform?"))
 
 
 def test_other_sentences_have_no_cues() -> None:
