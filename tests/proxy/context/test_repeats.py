@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tersely.dialects.registry import dialect_named
+from tersely.domain.history.history import Epoch
+from tersely.store.history.sessions import read_epoch
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES
 from tests.support.http import post
+from tests.support.rows import query
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
@@ -147,6 +150,33 @@ async def test_a_second_ask_by_another_tool_after_a_cut_goes_up_whole(folding: S
     after = sent("openai_chat", model.last.body)
     assert b"function_7(" in after[-1]
     assert after[: len(before)] == before
+
+
+async def plans_of(service: Service, session: str) -> list[Epoch]:
+    """The stored plans of a session: the current one, and those of its epochs."""
+    stored = "SELECT plan FROM sessions WHERE id = $1 UNION ALL SELECT plan FROM epochs WHERE session_id = $1"
+    return [read_epoch(row["plan"]) for row in await query(service, stored, session)]
+
+
+async def test_removed_turns_leave_no_checksums(folding: Service, model: Model, key: str) -> None:
+    body = json.loads(body_for("openai_chat", key, 2, stream=False))
+    how = {"X_Script": key, "X_Tersely_Session": key, "X_Tersely_Epoch": EPOCH, "X_Tersely_Strategy": STRATEGY}
+    await post(folding, json.dumps(body).encode(), **how)
+    for turn in (2, 3):
+        body["messages"] += [
+            {"role": "assistant", "content": f"It has forty functions. {'word ' * 1_200}"},
+            {"role": "user", "content": f"Look at listing {turn}. {'word ' * 300}"},
+        ]
+        await post(folding, json.dumps(body).encode(), **how)
+    session = (await post(folding, json.dumps(body).encode(), **how)).session
+    plans = await plans_of(folding, session)
+    assert all(plan.repeats and plan.repeats.replaced for plan in plans[:1]), plans
+
+    removed = await post(folding, b"", method="DELETE", path=f"/api/sessions/{session}/turns/t1")
+    assert removed.status == 204
+    plans = await plans_of(folding, session)
+    assert len(plans) > 1
+    assert [plan.repeats for plan in plans] == [None] * len(plans)
 
 
 async def test_contexts_over_rest_are_those_of_calls(folding: Service, key: str) -> None:

@@ -287,10 +287,14 @@ def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
 
 
 def _forgetting(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
-    """Return the epoch without text that Tersely wrote, since it may quote the messages."""
+    """Return the epoch without text that Tersely wrote, since it may quote the messages, and without checksums of their
+    lines.
+    """
     # A block of an unknown message may be one of these; a client that still sends it brings it back.
     injected = tuple(block for block in plan.injected if block.seq and block.seq not in seqs)
-    return structs.replace(_without(plan, seqs, tokens).marked_for_rebuild(), is_stale=True, injected=injected)
+    return structs.replace(
+        _without(plan, seqs, tokens).marked_for_rebuild(), is_stale=True, injected=injected, repeats=None
+    )
 
 
 async def set_edited(
