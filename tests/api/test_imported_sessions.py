@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from base64 import b64encode
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,8 +16,11 @@ from hypothesis import strategies as st
 
 from tersely.composition.clock import clock
 from tersely.dialects.wire import raw_json
+from tersely.domain.history.history import Epoch, Repeats
 from tersely.service.common import auth
+from tersely.store.history.sessions import write_epoch
 from tersely.store.ops import keys
+from tersely.strategies.reduction.repeats import MAX_REPLACED
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
 from tests.support.stores import open_store
@@ -165,7 +170,27 @@ EVENT = {"number": 1, "kind": "x", "created_at": AT, "body": "AAAA"}
 EPOCH = {"number": 1, "cut": 1, "reason": "first", "head_tokens": 0, "tokens_before": 0, "tokens_after": 0,
          "created_at": AT, "plan": "e30="}  # fmt: skip
 
+
+def plan_with(replaced: bytes) -> str:
+    """A plan as an export has it, with checksums of repeated text."""
+    epoch = Epoch(
+        number=1,
+        cut=1,
+        head=(),
+        kept=(),
+        reason="first",
+        fingerprint="",
+        references=(),
+        created_at=datetime.fromisoformat(AT),
+        repeats=Repeats(replaced=replaced),
+    )
+    return b64encode(write_epoch(epoch)).decode()
+
+
 BAD: list[tuple[str, Any]] = [
+    ("tersely.session.plan", lambda d: d["tersely"]["session"].update(plan=plan_with(b"abcde"))),
+    ("tersely.session.plan", lambda d: d["tersely"]["session"].update(plan=plan_with(bytes(4 * MAX_REPLACED + 4)))),
+    ("tersely.epochs[0].plan", lambda d: d["tersely"].update(epochs=[EPOCH | {"plan": plan_with(b"abc")}])),
     ("tersely.version", lambda d: d["tersely"].update(version=2)),
     ("tersely.secrets", lambda d: d["tersely"].update(secrets=[])),
     ("tersely.session", lambda d: d["tersely"].pop("session")),
@@ -209,6 +234,14 @@ async def test_bad_copies_are_refused_whole(api: Api, field: str, spoil: Any) ->
     assert refused.status_code == 422, refused.text
     assert refused.json()["field"] == field
     assert (await api.http.get("/api/sessions/two")).status_code == 404
+
+
+async def test_plans_with_checksums_of_repeated_text_are_imported(api: Api) -> None:
+    await api.append("one", message("user", "hi"), message("assistant", "Hello."))
+    document = json.loads(await export(api, "one", {}))
+    document["tersely"]["session"]["plan"] = plan_with(bytes(4 * MAX_REPLACED))
+    made = await take_in(api, json.dumps(document).encode(), {}, id="two")
+    assert made.status_code == 201, made.text
 
 
 async def test_everything_beside_the_history_may_be_missing_from_an_export(api: Api) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tersely.domain.history.context import Context
-from tersely.domain.history.history import Entry, Epoch, EpochInputs
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, Repeats
 from tersely.domain.messages import Message
 from tersely.domain.tokens import estimate_text
 from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
-from tersely.strategies.reduction.repeats import BEGIN, expand, fold_entries
+from tersely.strategies.reduction.repeats import BEGIN, carry_over, expand, fold_entries
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import call_model, load, place
 from tests.strategies.test_properties import quick
@@ -322,6 +323,20 @@ def test_a_text_that_was_whole_for_a_second_ask_stays_whole_after_a_cut() -> Non
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("stored", [b"\x01", b"\x01\x02\x03\x04\x05"])
+def test_contexts_are_made_from_any_stored_checksums(stored: bytes) -> None:
+    entries = place(user("Read."), *read(1, PLAIN), *read(2, PLAIN))
+    earlier = Repeats(replaced=stored)
+    assert fold_entries(entries, earlier, encode=estimate_text) == fold_entries(entries, encode=estimate_text)
+    assert carry_over(entries, earlier).replaced[:-4].startswith(stored[: len(stored) // 4 * 4])
+
+
+def test_checksums_are_stored_in_one_byte_order() -> None:
+    entries = place(user("Read."), *read(1, PLAIN), *read(2, PLAIN))
+    stored = carry_over(entries, None).replaced
+    assert stored[:4] == crc32("\n".join(FILE[:4]).encode()).to_bytes(4, "little")
 
 
 def test_time_is_linear_in_the_text() -> None:

@@ -202,7 +202,8 @@ _STORED_EPOCH = {
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions on repeated text that an epoch takes over from those before it.
 
-    ``replaced``: checksums (32 bits each) of the lines that references stood for and that were not sent whole since.
+    ``replaced``: checksums (32 bits each, little-endian) of the lines that references stood for and that the model did
+    not ask for again since. An epoch that shows such lines whole, because it cut their first copy, keeps the checksums.
     ``asked_again``: messages that show such lines whole, because the model had asked for them again. Both hold for
     messages up to ``decided_to``, and go on from there.
     """

@@ -26,6 +26,7 @@ from tersely.store.commit.transfer import BESIDE, TableRow
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import sessions
 from tersely.store.history.artifacts import Artifact, spilled
+from tersely.strategies.reduction.repeats import MAX_REPLACED, are_checksums
 
 VERSION = 1
 BATCH = 500
@@ -254,6 +255,10 @@ def _read_plan(plan: bytes, field: str, last_seq: int) -> Epoch:
         raise InvalidRequest(f"{field} is not an epoch", field=field) from error
     if epoch.number < 1 or not 1 <= epoch.cut <= last_seq + 1 or not all(1 <= seq <= last_seq for seq in epoch.kept):
         raise InvalidRequest(f"{field} is an epoch over other messages", field=field)
+    if epoch.repeats is not None and not are_checksums(epoch.repeats.replaced):
+        raise InvalidRequest(
+            f"repeats.replaced in {field} must be checksums of 4 bytes each, at most {MAX_REPLACED:,}", field=field
+        )
     return epoch
 
 

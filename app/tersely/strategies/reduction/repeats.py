@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,6 +39,8 @@ MAX_OCCURRENCES = 4
 MAX_REST = 100
 # So many replaced runs of four lines are carried over to the next epoch, the newest.
 MAX_REPLACED = 2048
+# Bytes of a checksum.
+_SIZE = 4
 NAME_LENGTH = 120
 # A call is named by its arguments that are shorter.
 LONG_VALUE = 80
@@ -187,7 +189,7 @@ class _Decisions:
     def _add_earlier(self) -> None:
         if not self._has_earlier:
             self._has_earlier = True
-            self._replaced = dict.fromkeys(array("I", self._earlier.replaced)) | self._replaced
+            self._replaced = dict.fromkeys(_read_checksums(self._earlier.replaced)) | self._replaced
 
     def may_replace(self, folded: _Folded, call: ToolCall) -> bool:
         """Return whether ``folded`` may stand for the result of ``call``."""
@@ -208,13 +210,27 @@ class _Decisions:
         """Return the decisions so far."""
         self._add_earlier()
         newest = list(self._replaced)[-MAX_REPLACED:]
-        return Repeats(
-            replaced=array("I", newest).tobytes(), asked_again=tuple(sorted(self._whole)), decided_to=self._last
-        )
+        return Repeats(replaced=_write_checksums(newest), asked_again=tuple(sorted(self._whole)), decided_to=self._last)
 
 
 def _checksum(run: _Run) -> int:
     return crc32("\n".join(run).encode("utf-8", "surrogatepass"))
+
+
+def _write_checksums(checksums: Sequence[int]) -> bytes:
+    # Plans move to other machines in exports, so their byte order is fixed.
+    return struct.pack(f"<{len(checksums)}I", *checksums)
+
+
+def _read_checksums(stored: bytes) -> tuple[int, ...]:
+    """Return the checksums in ``stored``. Bytes that are no whole checksum are left out."""
+    count = len(stored) // _SIZE
+    return struct.unpack_from(f"<{count}I", stored)
+
+
+def are_checksums(replaced: bytes) -> bool:
+    """Return whether ``replaced`` may be that of an epoch: whole checksums, and not too many."""
+    return len(replaced) % _SIZE == 0 and len(replaced) <= _SIZE * MAX_REPLACED
 
 
 def _is_one_reference(folded: _Folded) -> bool:
