@@ -96,8 +96,9 @@ PHRASED = 25
 # more frequent one.
 PHRASE_WEIGHT = 2.0
 
-# The weight of similarity in meaning relative to the words, when both rankings are fused. So many documents that words
-# find best stay in front, in the order of both: what merely sounds alike displaces none that shares rare words.
+# The weight of similarity in meaning relative to the words, when both rankings are fused. The documents that words find
+# best, at most so many, stay in front of all others, whichever words they share; both rankings order them. So what
+# merely sounds alike comes after them.
 MEANING_WEIGHT = 0.1
 FRONT = 10
 
