@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,8 @@ from tersely.service.shadows.planning import AnsweredCall
 from tersely.service.shadows.shadows import ShadowJob, Shadows
 from tersely.store.commit.records import CallReport
 from tersely.store.db.connection import Database as Store
+from tersely.store.ops import shadows as shadow_rows
+from tersely.store.ops.shadows import ShadowCall
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES, Wire
 from tests.support.http import Answered, body_of, post
@@ -375,6 +377,40 @@ async def test_session_ids_of_another_tenant_have_no_shadow(replicas: tuple[Serv
     assert answer.status == 404
 
 
+async def test_a_removed_turn_leaves_nothing_in_the_shadow(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    tried = await talk(replicas, model, key, "openai_chat", stream=False, turns=TURNS)
+    await judged(replicas[0], tried.session, TURNS)
+    state = "SELECT plan, sent FROM shadows WHERE session_id = $1"
+    (before,) = await query(replicas[0], state, tried.session)
+    assert b"Answer 0." in before["plan"], "the shadow's log tells of the first turn"
+
+    removed = await post(replicas[0], b"", method="DELETE", path=f"/api/sessions/{tried.session}/turns/t1")
+    assert removed.status == 204
+    (after,) = await query(replicas[0], state, tried.session)
+    assert b"Answer 0." not in after["plan"]
+    assert after["sent"] == b""
+
+    # A call that was answered before the removal, and is judged after it, does not bring the text back.
+    database = Store(dsn=replicas[0].database.dsn)
+    await database.open()
+    try:
+        async with database.transaction("default") as connection:
+            found = await shadow_rows.get(connection, "default", tried.session)
+            assert found is not None
+            last = await query(replicas[0], JUDGED, tried.session)
+            names = [each.name for each in fields(ShadowCall)]
+            call = ShadowCall(**{name: last[-1][name] for name in names})
+            is_stored = await shadow_rows.advance(
+                connection, "default", tried.session, found, call, expected=found.last_call, edits=0,
+                now=datetime.now(UTC),
+            )  # fmt: skip
+        assert not is_stored
+    finally:
+        await database.close()
+
+
 # The queue
 
 
@@ -385,7 +421,7 @@ def job_of(release: Any, *, size: int = 10) -> ShadowJob:
 
     report = CallReport(model="", strategy="full", epoch=1, cut=1, tools=None, tokens_before=1, tokens_after=1)
     return ShadowJob(
-        tenant="default", session_id="none", number=1, strategy="slim", dialect="openai_chat", report=report,
+        tenant="default", session_id="none", number=1, edits=0, strategy="slim", dialect="openai_chat", report=report,
         started=datetime.now(UTC), size=size, load=load,
     )  # fmt: skip
 

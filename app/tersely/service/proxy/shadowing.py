@@ -27,6 +27,7 @@ def shadow_job(sent: SentCall, write: ReplyWrite, stored: StoredReply | None, di
         tenant=sent.call.tenant,
         session_id=stored.outcome.session_id,
         number=stored.outcome.call,
+        edits=stored.state.edits,
         strategy=config.setting,
         dialect=dialect.name,
         report=write.report,

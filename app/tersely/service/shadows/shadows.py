@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# ``dropped``: the queue was full; ``late``: a later call of the session was judged before; ``failed``: no context fits,
+# ``dropped``: the queue was full; ``late``: a later call of the session was judged before,
+# or its history was edited; ``failed``: no context fits,
 # or the database is away.
 ShadowResult = Literal["judged", "dropped", "late", "failed"]
 
@@ -52,12 +53,14 @@ TIMEOUT = 10.0
 class ShadowJob:
     """A call to be judged. ``load`` reads what that takes, in a thread; ``size``: bytes that waiting for it holds.
 
-    ``strategy`` is the text of the configuration that is tried out.
+    ``strategy`` is the text of the configuration that is tried out. ``edits`` counts those of the history up to the
+    call.
     """
 
     tenant: str
     session_id: str
     number: int
+    edits: int
     strategy: str
     dialect: str
     report: CallReport
@@ -186,7 +189,7 @@ class Shadows:
         # No session changes, so no live session has to be checked again.
         async with self._database.group_commit(job.tenant) as connection:
             is_stored = await shadows.advance(
-                connection, *session_key, after, judged.call, expected=last, now=self._clock()
+                connection, *session_key, after, judged.call, expected=last, edits=job.edits, now=self._clock()
             )
         return "judged" if is_stored else "late"
 

@@ -22,6 +22,7 @@ from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sessions import COLUMNS, read_epoch, session_from, write_epoch
 from tersely.store.notes import daily_memory as memory
 from tersely.store.notes import states, summaries
+from tersely.store.ops import shadows
 from tersely.store.search import pages as search
 
 HiddenStatus = Literal["dropped", "undone"]
@@ -276,6 +277,7 @@ async def _forget_quotes(
     for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
         plan = _forgetting(read_epoch(record["plan"]), seqs, 0)
         await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
+    await shadows.forget(connection, tenant, session.id, lambda epoch: _forgetting(epoch, seqs, 0), now)
     current = _forgetting(session.plan, seqs, before_cut) if session.plan else None
     await set_edited(connection, tenant, session, current, tokens, now)
     return runs

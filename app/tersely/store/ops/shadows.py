@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import datetime
 
@@ -23,6 +23,8 @@ SELECT EXISTS (
     SELECT FROM calls WHERE {HERE} AND number > $3 AND number < $4 AND finished_at IS NOT NULL AND status < 400
 )
 """
+# Before any row of a shadow, as removals of content do: two orders of locks could wait for each other.
+HOLD_SESSION = "SELECT edits FROM sessions WHERE tenant_id = $1 AND id = $2 FOR KEY SHARE"
 # Two processes may judge calls of one session at a time: the later one of them finds another state.
 ADVANCE = """
 INSERT INTO shadows (tenant_id, session_id, strategy, last_call, plan, sent, updated_at)
@@ -32,6 +34,7 @@ ON CONFLICT (tenant_id, session_id) DO UPDATE SET strategy = excluded.strategy, 
 WHERE shadows.last_call = $8
 RETURNING last_call
 """
+FORGET = f"UPDATE shadows SET plan = $3, sent = ''::bytea, updated_at = $4 WHERE {HERE}"
 COLUMNS = (
     "number, strategy, epoch, tokens, cached_tokens, full_tokens, full_cached, cost, full_cost, referring, lost, "
     "pointing, lost_pointing, edits, ready, full_ready, created_at"
@@ -169,11 +172,16 @@ async def advance(
     call: ShadowCall,
     *,
     expected: int,
+    edits: int,
     now: datetime,
 ) -> bool:
     """Store the figures of a call and the state after it; False, and nothing is stored, unless ``expected`` is the last
-    call that was judged (0: none). To be called in a transaction.
+    call that was judged (0: none), and the history has had no more than ``edits`` since: the state may quote messages
+    that were removed. To be called in a transaction.
     """
+    edited = await connection.fetchval(HOLD_SESSION, tenant, session_id)
+    if edited is None or edited > edits:
+        return False
     plan = write_epoch(state.epoch)
     moved = await connection.fetchval(
         ADVANCE, tenant, session_id, state.strategy, state.last_call, plan, state.sent, now, expected
@@ -182,6 +190,17 @@ async def advance(
         return False
     await connection.execute(ADD, tenant, session_id, *astuple(call))
     return True
+
+
+async def forget(
+    connection: Connection, tenant: str, session_id: str, forgetting: Callable[[Epoch], Epoch], now: datetime
+) -> None:
+    """Replace the epoch of a session's shadow by what ``forgetting`` leaves of it, and forget which messages it sent.
+    The session must be locked.
+    """
+    state = await get(connection, tenant, session_id)
+    if state is not None:
+        await connection.execute(FORGET, tenant, session_id, write_epoch(forgetting(state.epoch)), now)
 
 
 async def of_session(connection: Connection, tenant: str, session_id: str) -> tuple[str, ShadowSums] | None:
