@@ -22,7 +22,7 @@ from tersely.embedded_postgres import EmbeddedPostgresError, open_embedded_postg
 from tersely.store.db.migrations import migrate
 from tests.conftest import TERSELY
 from tests.support.loops import wait_until
-from tests.support.processes import postgres_of
+from tests.support.processes import postgres_of, postmaster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 # The last wheel with the major version before.
@@ -118,12 +118,11 @@ def old_cluster(place: Path, old_programs: Path) -> Iterator[Path]:
 
 
 def test_an_older_database_is_taken_over_and_the_old_files_stay(old_cluster: Path, old_programs: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "TERSELY_DATA_DIR": str(old_cluster), "HOME": os.environ["HOME"]}
     with pytest.raises(EmbeddedPostgresError, match="--old-postgres"), open_embedded_postgres(old_cluster):
         pass
     done = subprocess.run(
         [TERSELY, "migrate", "--old-postgres", old_programs],
-        capture_output=True, text=True, check=False, timeout=200, env=environment,
+        capture_output=True, text=True, check=False, timeout=200, env=environment_of(old_cluster),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"Upgraded from Postgres {OLD_MAJOR}" in done.stdout
@@ -162,24 +161,79 @@ def test_the_files_of_a_killed_server_are_taken_over(old_cluster: Path, old_prog
         assert asyncio.run(count(server.admin_dsn))[0] == 500
 
 
+def start_upgrade(data_dir: Path, old_programs: Path) -> subprocess.Popen[bytes]:
+    """An upgrade that has just started the old server. It takes SIGINT also if the tests run in the background."""
+    started = subprocess.Popen(
+        [TERSELY, "migrate", "--old-postgres", str(old_programs)],
+        env=environment_of(data_dir), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 no other thread runs
+    )  # fmt: skip
+    pid_file = data_dir / "postgres" / f"cluster-{OLD_MAJOR}" / "postmaster.pid"
+    wait_until(lambda: pid_file.exists() and bool(pid_file.read_text()), 60)
+    return started
+
+
+def environment_of(data_dir: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "TERSELY_DATA_DIR": str(data_dir), "HOME": os.environ["HOME"]}
+
+
+def upgrade_again(data_dir: Path, old_programs: Path) -> None:
+    done = subprocess.run(
+        [TERSELY, "migrate", "--old-postgres", str(old_programs)],
+        env=environment_of(data_dir), capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert postgres_of(data_dir) == []
+    assert not (data_dir / "postgres" / "upgrade").exists()
+    with open_embedded_postgres(data_dir) as server:
+        assert asyncio.run(count(server.admin_dsn))[0] == 1000
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_upgrade_leaves_no_server_and_is_run_again(
+    old_cluster: Path, old_programs: Path, number: signal.Signals, seconds: float
+) -> None:
+    home = old_cluster / "postgres"
+    interrupted = start_upgrade(old_cluster, old_programs)
+    time.sleep(seconds)
+    interrupted.send_signal(number)
+    interrupted.communicate(timeout=60)
+    assert interrupted.returncode
+    assert postgres_of(old_cluster) == []
+    assert not [name for name in ("upgrade", "cluster-18", "cluster-18.new") if (home / name).exists()]
+    # A service says what is to be done, rather than that somebody uses the database.
+    with pytest.raises(EmbeddedPostgresError, match="--old-postgres"), open_embedded_postgres(old_cluster):
+        pass
+    upgrade_again(old_cluster, old_programs)
+
+
+def test_an_upgrade_that_was_interrupted_twice_is_run_again(old_cluster: Path, old_programs: Path) -> None:
+    """The second Ctrl-C comes while the command waits for the old server's end, which takes long."""
+    interrupted = start_upgrade(old_cluster, old_programs)
+    server = postmaster(old_cluster)
+    server.suspend()
+    try:
+        for _ in range(2):
+            interrupted.send_signal(signal.SIGINT)
+            time.sleep(1)
+        interrupted.communicate(timeout=60)
+        assert server.is_running()
+    finally:
+        server.resume()
+    upgrade_again(old_cluster, old_programs)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_an_upgrade_that_was_killed_is_run_again(old_cluster: Path, old_programs: Path, seconds: float) -> None:
     """The old server outlives the killed command, and must have ended before its files are used again."""
     home = old_cluster / "postgres"
-    command = [TERSELY, "migrate", "--old-postgres", str(old_programs)]
-    environment = {"PATH": os.environ["PATH"], "TERSELY_DATA_DIR": str(old_cluster), "HOME": os.environ["HOME"]}
-    killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until((home / f"cluster-{OLD_MAJOR}" / "postmaster.pid").exists, 60)
+    killed = start_upgrade(old_cluster, old_programs)
     time.sleep(seconds)
     killed.kill()
     killed.communicate()
     assert not (home / "cluster-18").exists()
-
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert postgres_of(old_cluster) == []
-    with open_embedded_postgres(old_cluster) as server:
-        assert asyncio.run(count(server.admin_dsn))[0] == 1000
+    upgrade_again(old_cluster, old_programs)
     # The way back.
     (home / "cluster-18").rename(home / "new")
     old = (home / f"cluster-{OLD_MAJOR}.old").rename(home / f"cluster-{OLD_MAJOR}")

@@ -44,25 +44,38 @@ def upgrade_cluster(data_dir: Path, old_programs: Path) -> int:
         old, major = _old_cluster(home)
         layout = choose_layout(home, owner=old)
         _check_programs(layout, old_programs, major)
-        locks = [FileLock(layout.service_lock), FileLock(old.with_suffix(".lock")), FileLock(layout.cluster_lock)]
+        locks = _take_locks(layout, old)
         try:
-            _take(locks, layout)
             _upgrade(layout, old, old_programs, locks)
         finally:
-            for lock in locks:
-                lock.close()
+            _close(locks)
+            _remove_unfinished(layout, old)
     return major
 
 
-def _take(locks: Sequence[FileLock], layout: Layout) -> None:
-    """Take all locks. An upgrade that was killed may have left servers that hold them: these are ended.
+def _take_locks(layout: Layout, old: Path) -> Sequence[FileLock]:
+    """Return all locks, held. An interrupted upgrade may have left servers that hold them: these are ended.
 
     The start lock is held, so no other upgrade is under way. Raises `EmbeddedPostgresError`.
     """
+    locks = [FileLock(layout.service_lock), FileLock(old.with_suffix(".lock")), FileLock(layout.cluster_lock)]
+    try:
+        _take(locks, layout)
+    except BaseException:
+        _close(locks)
+        raise
+    return locks
+
+
+def _take(locks: Sequence[FileLock], layout: Layout) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not all(lock.try_exclusive() for lock in locks):
-        if not _work_directory(layout).exists() or time.monotonic() > deadline:
+        if not _work_directory(layout).exists():
             raise EmbeddedPostgresError("the database is in use: stop the service first")
+        if time.monotonic() > deadline:
+            raise EmbeddedPostgresError(
+                "the database is in use: stop the service, or wait for the programs of an interrupted upgrade to end"
+            )
         left = find_postmaster(layout, layout.socket.with_name(f".s.PGSQL.{_PORT}"))
         if left is not None:
             left.send(signal.SIGINT)
@@ -70,9 +83,29 @@ def _take(locks: Sequence[FileLock], layout: Layout) -> None:
         time.sleep(0.1)
 
 
+def _close(locks: Sequence[FileLock]) -> None:
+    for lock in locks:
+        lock.close()
+
+
+def _remove_unfinished(layout: Layout, old: Path) -> None:
+    """Remove the files of an upgrade that has ended, once the programs that it started have ended, too.
+
+    An interruption kills ``pg_upgrade``, but not the server that it started: that one holds the locks. The work
+    directory is removed last, because it tells the next upgrade of such servers. Raises `EmbeddedPostgresError`.
+    """
+    _close(_take_locks(layout, old))
+    shutil.rmtree(_unfinished_cluster(layout), ignore_errors=True)
+    shutil.rmtree(_work_directory(layout), ignore_errors=True)
+
+
 def _work_directory(layout: Layout) -> Path:
-    """Return the directory of ``pg_upgrade``'s own files, which exists during an upgrade and after one was killed."""
+    """Return the directory of ``pg_upgrade``'s own files. It exists while programs of an upgrade may be running."""
     return layout.home / "upgrade"
+
+
+def _unfinished_cluster(layout: Layout) -> Path:
+    return layout.cluster.with_suffix(".new")
 
 
 def _old_cluster(home: Path) -> tuple[Path, int]:
@@ -100,33 +133,27 @@ def _upgrade(layout: Layout, old: Path, old_programs: Path, locks: Sequence[File
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
     layout.account.own(work)
-    new = layout.cluster.with_suffix(".new")
-    try:
-        _recover(layout, old, old_programs, locks)
-        create_cluster(layout, durable=True, has_checksums=_has_checksums(layout, old), is_upgrade=True, locks=locks)
-        run_program(
-            layout,
-            "pg_upgrade",
-            f"--old-datadir={old}",
-            f"--new-datadir={new}",
-            f"--old-bindir={old_programs}",
-            f"--new-bindir={layout.install.program('postgres').parent}",
-            f"--username={SUPERUSER}",
-            f"--socketdir={layout.socket_dir}",
-            f"--old-port={_PORT}",
-            f"--new-port={_PORT}",
-            cwd=work,
-            locks=locks,
-        )
-        # First the new one: whatever ends this process, one of both has its final name, and no empty one is created.
-        new.rename(layout.cluster)
-        flush(layout.home)
-        old.rename(old.with_name(f"{old.name}.old"))
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    new = _unfinished_cluster(layout)
+    _recover(layout, old, old_programs, locks)
+    create_cluster(layout, durable=True, has_checksums=_has_checksums(layout, old), is_upgrade=True, locks=locks)
+    run_program(
+        layout,
+        "pg_upgrade",
+        f"--old-datadir={old}",
+        f"--new-datadir={new}",
+        f"--old-bindir={old_programs}",
+        f"--new-bindir={layout.install.program('postgres').parent}",
+        f"--username={SUPERUSER}",
+        f"--socketdir={layout.socket_dir}",
+        f"--old-port={_PORT}",
+        f"--new-port={_PORT}",
+        cwd=work,
+        locks=locks,
+    )
+    # First the new one: whatever ends this process, one of both has its final name, and no empty one is created.
+    new.rename(layout.cluster)
+    flush(layout.home)
+    old.rename(old.with_name(f"{old.name}.old"))
 
 
 def _recover(layout: Layout, old: Path, old_programs: Path, locks: Sequence[FileLock]) -> None:

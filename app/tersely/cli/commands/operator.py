@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,26 @@ def upgrade_embedded(old_programs: Path) -> int:
     settings = load_settings()
     if settings.database_url is not None:
         raise CommandError("DATABASE_URL is set: upgrade that server with its own tools")
-    with plainly():
+    with plainly(), _orderly_end():
         return upgrade_cluster(settings.data_dir or default_data_dir(), old_programs.expanduser().absolute())
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `SystemExit` within the block, so that it ends what it started, as on Ctrl-C."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:  # nohup
+                signal.signal(number, leave)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def cleanup(days: int | None, tenant: str | None) -> int:
