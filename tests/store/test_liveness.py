@@ -43,3 +43,21 @@ async def test_long_work_goes_on_while_the_database_answers(database: Database) 
         assert not connection.is_closed()
     finally:
         await connection.close()
+
+
+async def test_work_ends_when_each_new_connection_fails_within_the_driver(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await asyncpg.connect(database.dsn)
+
+    async def fail(*_: object, **__: object) -> None:
+        raise asyncpg.InternalClientError("unexpected")
+
+    async def work() -> None:
+        async with asyncio.timeout(20), ended_when_silent(database.dsn, connection):
+            await connection.execute("SELECT pg_sleep(10)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg, "connect", fail)
+        with pytest.raises(TimeoutError, match="the database has not answered for 1 s"):
+            await work()

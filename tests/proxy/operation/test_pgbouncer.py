@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
+from tersely.store.db import liveness
 from tersely.store.db.connection import Database as Store
 from tersely.store.db.migrations import migrate
 from tests.conftest import OWNER, TERSELY, Database, Server
@@ -43,6 +44,9 @@ def _version() -> tuple[int, ...]:
 
 # What an operator may have set so that any client gets in.
 IGNORING = "ignore_startup_parameters = role,plan_cache_mode,extra_float_digits"
+
+# Its connections to the server.
+POOL_SIZE = 3
 
 
 @dataclass(slots=True)
@@ -88,7 +92,7 @@ def bouncer(
     (home / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={query['host'][0]} port={query['port'][0]}\n[pgbouncer]\n"
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = trust\n"
-        f"auth_file = {home / 'users'}\npool_mode = transaction\ndefault_pool_size = 3\n{more}\n"
+        f"auth_file = {home / 'users'}\npool_mode = transaction\ndefault_pool_size = {POOL_SIZE}\n{more}\n"
     )
     is_root = os.geteuid() == 0
     for path in (home, *home.parents):
@@ -122,6 +126,24 @@ def model() -> Iterator[Model]:
     with scripted() as running:
         running.state.script = script
         yield running
+
+
+async def test_long_work_goes_on_while_all_connections_to_the_server_are_in_use(
+    bouncer: Bouncer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "ASK_EVERY", 0.3)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 1.0)
+    dsn = bouncer.dsn(database.name)
+    connections = [await asyncpg.connect(dsn, statement_cache_size=0) for _ in range(POOL_SIZE)]
+    try:
+        for each in connections:
+            await each.execute("BEGIN")
+        async with liveness.ended_when_silent(dsn, connections[0]):
+            await connections[0].execute("SELECT pg_sleep(2.5)")
+        assert not connections[0].is_closed()
+    finally:
+        for each in connections:
+            each.terminate()
 
 
 async def test_migrations_and_keys_go_through_it(bouncer: Bouncer, server: Server, database: Database) -> None:

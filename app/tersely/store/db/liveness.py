@@ -50,15 +50,19 @@ async def ended_when_silent(dsn: str, connection: Connection) -> AsyncIterator[N
 
 
 async def _answers(dsn: str) -> bool:
-    """Return whether the server answers a new connection, be it with an error."""
+    """Return whether the server answers a new connection, be it with an error.
+
+    A login is enough. Behind a pooler, a statement would wait while all its connections to the server are in use, be it
+    by the long work itself. A frozen server accepts no login. But a pooler accepts logins for it, so a server that
+    freezes behind a pooler is not noticed.
+    """
     connection: asyncpg.Connection[Record] | None = None
     try:
         async with asyncio.timeout(ASK_EVERY):
             connection = await asyncpg.connect(dsn, statement_cache_size=0)
-            await connection.execute("SELECT 1")
-    except asyncpg.PostgresError:
+    except (asyncpg.PostgresError, asyncpg.TargetServerAttributeNotMatched):
         return True
-    except (OSError, TimeoutError, asyncpg.InterfaceError):
+    except Exception:  # noqa: BLE001 whatever it is, the watcher must go on
         return False
     finally:
         if connection is not None:
