@@ -25,7 +25,8 @@ import pytest
 from tersely.embedded_postgres import EmbeddedPostgresError, embedded_postgres, open_embedded_postgres
 from tersely.embedded_postgres.account import SystemAccount, choose_account, default_data_dir
 from tersely.embedded_postgres.install import find_install, reachable_install
-from tersely.embedded_postgres.locks import is_held
+from tersely.embedded_postgres.locks import FileLock, is_held
+from tersely.embedded_postgres.server import _PostgresServer
 
 HELPER = Path(__file__).with_name("embedded_service.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -361,6 +362,29 @@ def test_a_recovery_of_more_than_ten_seconds_is_waited_for(data_dir, launch):
         assert held, "the recovery was over before it could be held up"
         assert took > 10
         assert query(postgres.admin_dsn, "SELECT count(*) FROM kept") == 300_000
+
+
+def test_a_server_of_our_own_that_is_slow_to_listen_is_waited_for(data_dir, monkeypatch):
+    with open_embedded_postgres(data_dir):
+        pass
+    spawn_server = _PostgresServer._spawn
+    stalls = []
+
+    def spawn_and_stall(server: _PostgresServer, lock: FileLock) -> subprocess.Popen[bytes]:
+        child = spawn_server(server, lock)
+        child.send_signal(signal.SIGSTOP)
+        stalls.append(threading.Timer(2, child.send_signal, [signal.SIGCONT]))
+        stalls[0].start()
+        return child
+
+    monkeypatch.setattr(_PostgresServer, "_spawn", spawn_and_stall)
+    try:
+        with open_embedded_postgres(data_dir, silent_timeout=0.5) as postgres:
+            assert stalls
+            assert query(postgres.admin_dsn, "SELECT 1") == 1
+    finally:
+        for stall in stalls:
+            stall.join()
 
 
 def test_a_server_that_cannot_start_says_why_at_once(data_dir):

@@ -119,8 +119,9 @@ def open_embedded_postgres(
 ) -> Iterator[EmbeddedPostgres]:
     """``embedded_postgres`` for code without an event loop.
 
-    ``silent_timeout`` (seconds) limits the wait for a server that accepts connections and answers none, and
-    ``turn_timeout`` that for another process which starts or stops the server; by default ``start_timeout`` alone does.
+    ``silent_timeout`` (seconds) limits the wait for another process's server that accepts connections and answers none,
+    and ``turn_timeout`` that for another process which starts or stops the server; by default ``start_timeout`` alone
+    does.
     """
     server = _PostgresServer(
         data_dir,
@@ -256,8 +257,9 @@ class _PostgresServer:
     def _wait_until_ready(self, deadline: float) -> bool:
         """Return True when the server is ready, False if it is gone and was started by another process.
 
-        If our own server ended or is silent, raise an error. Only ``deadline`` limits a start: recovery takes as long
-        as there is log to replay.
+        Raise an error if our own server ended, or if another process's server listens and is silent. Only ``deadline``
+        limits our own start: recovery takes as long as there is log to replay, and a busy machine delays the first
+        answer.
         """
         progress = time.monotonic() + _PROGRESS_SECONDS
         silent_since: float | None = None
@@ -267,7 +269,7 @@ class _PostgresServer:
                 raise EmbeddedPostgresError(f"Postgres ended with status {status} while starting; {self._log_tail()}")
             if self._child is None and not is_held(self._layout.cluster_lock):
                 return False
-            if state != "silent":
+            if state != "silent" or self._child is not None or not is_listening(self._layout.socket):
                 silent_since = None
             elif silent_since is None:
                 silent_since = time.monotonic()
