@@ -296,7 +296,7 @@ def _with_additions(
 
 
 def _carry_over_repeats(snapshot: Snapshot, draft: Draft) -> Repeats | None:
-    """Return what the epoch of ``draft`` must know of what the epoch before it replaced; None: there was nothing."""
+    """Return the last epoch's decisions on repeated text, for the epoch of ``draft``; None if it replaced nothing."""
     before = snapshot.epoch
     if before is None or not (snapshot.folds_repeats and before.folds_repeats):
         return None

@@ -289,7 +289,7 @@ def _roll_up(entries: Sequence[TerseEntry], older: _OlderTurns, chars: int) -> l
 
 def _gist(entries: Sequence[TerseEntry], chars: int) -> str:
     """Return the beginnings of as many texts as ``chars`` characters hold, spread evenly over all of them."""
-    said = [entry for entry in entries if not entry.text.isspace() and entry.text]
+    said = [entry for entry in entries if entry.text.strip()]
     if not said:
         return NO_LINES
     room = max(1, min(len(said), chars // LEAST_WORDS))
