@@ -52,9 +52,7 @@ def test_a_growing_request_is_described_as_if_it_was_seen_for_the_first_time(ste
         again = [(each.raw, each) for each in sources[stay:]]
         new = {each.seq: each.raw for each in added}
         kept = min(volatile, len(again))
-        last = describe_added(
-            body_of(sources), "openai_chat", last.elements, again, new=new, known=known.get("t", "s", 0), volatile=kept
-        )
+        last = describe_added("openai_chat", last.elements, again, new=new, known=known.get("t", "s", 0), volatile=kept)
         literals |= {each.digest: each.raw for each in last.literals}
         known.learn("t", "s", last)
         fresh = describe(

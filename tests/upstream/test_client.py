@@ -515,3 +515,18 @@ async def test_no_tls_where_there_should_be() -> None:
         with pytest.raises(UpstreamUnavailable):
             await call(upstream)
         assert not host.requests
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0,), (3, 0, 5), (100_000, 7, 1), (10, 300_000, 1, 1), (700_000, 500_000, 3), (262_144, 1), (1,) * 40]
+)
+async def test_a_body_in_pieces_arrives_whole_and_in_order(sizes: tuple[int, ...]) -> None:
+    pieces = [bytes([65 + index % 26]) * size for index, size in enumerate(sizes)]
+    async with running(answer) as (upstream, host):
+        for _ in range(2):  # over a new connection, and over one that is there
+            reply = await upstream.begin("POST", "/x", [], pieces).reply()
+            assert reply.status == 200
+            await reply.read(1 << 20)
+            reply.close()
+    assert [each.partition(b"\r\n\r\n")[2] for each in host.requests] == [b"".join(pieces)] * 2
+    assert host.connections == 1

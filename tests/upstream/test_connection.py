@@ -81,7 +81,7 @@ def ask(method: str = "POST") -> tuple[Connection, Transport]:
     connection, transport = _loop.run_until_complete(make()), Transport()
     transport.is_reading = True
     connection.connection_made(transport)  # type: ignore[arg-type]
-    connection.send(method, b"head", b"")
+    connection.send(method, b"head", ())
     return connection, transport
 
 
@@ -128,7 +128,7 @@ def test_byte_by_byte_and_again_on_the_same_connection(name: str) -> None:
     for _ in range(3):
         assert feed(connection, transport, WHOLE[name], list(range(1, len(WHOLE[name])))) == BODY
         assert connection.finish()
-        connection.send("POST", b"head", b"")
+        connection.send("POST", b"head", ())
         assert connection.take() is None
 
 
@@ -304,7 +304,7 @@ async def test_waiting_ends_at_the_deadline() -> None:
     loop = asyncio.get_running_loop()
     connection = Connection(lambda _: None)
     connection.connection_made(Transport())  # type: ignore[arg-type]
-    connection.send("GET", b"", b"")
+    connection.send("GET", b"", ())
     began = loop.time()
     assert not await connection.wait_for_head(began + 0.05)
     connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -273,20 +273,21 @@ class Upstream:
 
         ``path`` follows the base URL and carries the query, already encoded. Raises `UpstreamUnavailable`.
         """
-        return await self.begin(method, path, headers, body).reply()
+        return await self.begin(method, path, headers, (body,)).reply()
 
     def begin(
         self,
         method: str,
         path: str,
         headers: Iterable[tuple[str, str]],
-        body: bytes,
+        pieces: Sequence[bytes],
         *,
         heads: MutableMapping[object, Any] | None = None,
         added: Iterable[tuple[str, str]] = (),
     ) -> PendingReply:
         """Send a request at once, where a connection is free; the rest is up to `PendingReply.reply`.
 
+        ``pieces`` are its body, one behind the other.
         ``heads``: where the head is kept for another request with this method and path, and these very headers.
         ``added``: headers of this request alone.
         Raises `UpstreamUnavailable`.
@@ -304,13 +305,13 @@ class Upstream:
                     heads[self] = headers, beginning
             if added:
                 beginning += write_fields(added)
-            head = end_head(beginning, method, len(body))
+            head = end_head(beginning, method, sum(map(len, pieces)))
             connection = self._pool.take()
             if connection is not None:
-                connection.send(method, head, body)
+                connection.send(method, head, pieces)
         except (OSError, ValueError) as error:
             raise _unreachable(error) from error
-        return PendingReply(self, connection, method, head, body)
+        return PendingReply(self, connection, method, head, pieces)
 
     def _begin_head(self, method: str, path: str, headers: Iterable[tuple[str, str]]) -> bytes:
         if self._login is not None:
@@ -342,24 +343,24 @@ class Upstream:
                 if used.has_begun or pending.method not in _REPEATABLE or self._is_interrupted:
                     raise
         connection = pending.connection = await pool.make(deadline)
-        connection.send(pending.method, pending.head, pending.body)
+        connection.send(pending.method, pending.head, pending.pieces)
         return await _wait_for_head(connection, deadline)
 
 
 class PendingReply:
     """A request whose reply has not begun yet. One of `reply` and `abandon` must be called."""
 
-    __slots__ = ("_upstream", "body", "connection", "head", "method")
+    __slots__ = ("_upstream", "connection", "head", "method", "pieces")
 
     def __init__(
-        self, upstream: Upstream, connection: Connection | None, method: str, head: bytes, body: bytes
+        self, upstream: Upstream, connection: Connection | None, method: str, head: bytes, pieces: Sequence[bytes]
     ) -> None:
         """``connection``: the one on which the request has been sent; None: it has yet to be made."""
         self._upstream = upstream
         self.connection = connection
         self.method = method
         self.head = head
-        self.body = body
+        self.pieces = pieces
 
     async def reply(self) -> UpstreamReply:
         """Return when the reply's headers are there. Raises `UpstreamUnavailable`."""

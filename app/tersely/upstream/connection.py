@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import httptools
@@ -21,7 +21,8 @@ READ_BUFFER = 256 * 1024
 # Maximum of consecutive bytes that are no body: of a head with interim replies, of chunk extensions, of trailers.
 MAX_HEAD = 64 * 1024
 BAD_GATEWAY = 502
-# A larger request body is not copied behind its head, and is written in pieces: others have their turn in between.
+# A larger request body is not copied behind its head. Of a much larger one, others have their turn between the parts
+# that are written.
 MAX_JOINED = 64 * 1024
 WRITTEN_AT_ONCE = 256 * 1024
 
@@ -54,7 +55,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, method: str) -> None:
         self._method = method
-        self._unsent = memoryview(b"")
+        self._unsent: list[bytes | memoryview] = []  # the last one comes first
         self._pieces: list[bytes] = []
         self._size = 0
         self._overhead = 0
@@ -76,31 +77,38 @@ class Connection(asyncio.Protocol):
         # What the event loop has not seen yet counts too: a request into a closed connection may be lost.
         return self._poll is None or not self._poll.poll(0)
 
-    def send(self, method: str, head: bytes, body: bytes) -> None:
-        """Begin an exchange."""
+    def send(self, method: str, head: bytes, pieces: Sequence[bytes]) -> None:
+        """Begin an exchange. ``pieces`` are the body, one behind the other."""
         assert self._transport is not None
         self._begin(method)
         self.is_idle = False
-        if len(body) <= MAX_JOINED:
-            self._transport.write(head + body)
+        size = sum(map(len, pieces))
+        if size <= MAX_JOINED:
+            self._transport.write(b"".join((head, *pieces)))
         else:
-            self._transport.write(head)
-            self._unsent = memoryview(body)
+            self._unsent = [*reversed(pieces), head]
             self._write_more()
 
     def _write_more(self) -> None:
-        """Write the next piece of the body, and go on with it when the loop and the transport let us."""
+        """Write the next part of the body, and go on with it when the loop and the transport let us."""
         if not self._unsent or not self._may_write:
             return
         if self._transport is None or self._transport.is_closing():
-            self._unsent = memoryview(b"")
+            self._unsent = []
             return
-        piece, self._unsent = self._unsent[:WRITTEN_AT_ONCE], self._unsent[WRITTEN_AT_ONCE:]
-        self._transport.write(piece)
+        part: list[bytes | memoryview] = []
+        room = WRITTEN_AT_ONCE
+        while self._unsent and room:
+            piece = self._unsent.pop()
+            if len(piece) > room:
+                rest = memoryview(piece)
+                self._unsent.append(rest[room:])
+                piece = rest[:room]
+            part.append(piece)
+            room -= len(piece)
+        self._transport.writelines(part)
         if self._unsent:
             self._loop.call_soon(self._write_more)
-        else:
-            self._unsent = memoryview(b"")  # an empty slice would keep the body while the connection is idle
 
     async def wait_for_head(self, deadline: float) -> bool:
         """Return whether status and headers arrived before ``deadline``, in the loop's time. Raises `BrokenOff`."""
@@ -229,7 +237,7 @@ class Connection(asyncio.Protocol):
         """`asyncio.Protocol`."""
         self._is_fit = False
         self._transport = None
-        self._unsent = memoryview(b"")
+        self._unsent = []
         self._poll = None
         self._end(error)
         self._on_lost(self)
@@ -289,7 +297,7 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status == 101:
             raise ValueError("the host changed the protocol without a request")
-        if self._overhead > MAX_HEAD + READ_BUFFER or sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD:
+        if self._overhead > MAX_HEAD + READ_BUFFER or sum([len(n) + len(v) for n, v in self.headers]) > MAX_HEAD:
             raise ValueError("the head of the reply is too long")
         if 100 <= status < 200:
             self.headers = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +52,17 @@ class InProcessUpstream(Upstream):
         method: str,
         path: str,
         headers: Iterable[tuple[str, str]],
-        body: bytes,
+        pieces: Sequence[bytes],
         *,
         heads: MutableMapping[object, Any] | None = None,
         added: Iterable[tuple[str, str]] = (),
     ) -> PendingReply:
         """Take the request."""
-        return PendingReply(self, None, method, b"", body)
+        return PendingReply(self, None, method, b"", pieces)
 
     @override
     async def wait_for(self, pending: PendingReply) -> UpstreamReply:
         """Return the function's answer."""
-        status, answer = await self._respond(pending.body)
+        status, answer = await self._respond(b"".join(pending.pieces))
         reply = _WholeBody(status, [("content-type", "application/json")], answer)
         return UpstreamReply(reply, release=None, idle=1.0)

@@ -39,8 +39,8 @@ def strip_terse(text: str) -> tuple[str, tuple[str, ...]]:
     if OPEN not in text:
         return text, ()
     if "`" not in text and "~~~" not in text and text.count(OPEN) <= _MAX_TRIED:  # there is no code in it
-        entries = (" ".join(tag[1].split()) for tag in _OPEN_TO_CLOSE.finditer(text))
-        return _OPEN_TO_CLOSE.sub("", text), tuple([entry for entry in entries if entry])
+        entries = [" ".join(tag.split()) for tag in _OPEN_TO_CLOSE.findall(text)]
+        return _OPEN_TO_CLOSE.sub("", text), tuple(filter(None, entries))
     stream = TerseStream()
     shown = stream.feed(text) + stream.close()
     return shown, stream.entries

@@ -16,4 +16,6 @@ def add_fields(**more: Any) -> None:
     """
     known = fields.get()
     if known is not None:
-        known.update({name: value for name, value in more.items() if value is not None and value != ""})
+        for name, value in more.items():
+            if value is not None and value != "":
+                known[name] = value

@@ -121,14 +121,16 @@ class KnownSessions:
         """
         known = description.known
         known.stored.update(description.digests)
-        known.literals.update(literal.digest for literal in description.literals)
+        for literal in description.literals:
+            known.literals.add(literal.digest)
         known.patched.update(description.patched)
         known.stored.update(digests)
         if recent := {**description.new, **replies}:
             known.recent = recent if sum(map(len, recent.values())) <= RECENT_BYTES else {}
         self.forget(tenant, session_id)
-        self._sessions[tenant, session_id] = known, known.size
-        self._size += known.size
+        size = known.size
+        self._sessions[tenant, session_id] = known, size
+        self._size += size
         while self._size > self._budget:
             _, (_, size) = self._sessions.popitem(last=False)
             self._size -= size
@@ -218,7 +220,6 @@ def describe(
 
 
 def describe_added(
-    body: bytes,
     dialect: str,
     before: Elements,
     added: Sequence[tuple[bytes, MessageSource]],
@@ -229,13 +230,13 @@ def describe_added(
     instructions: bytes = b"",
     volatile: int = 0,
 ) -> Description:
-    """Describe the request ``body``, which adds elements to those of an earlier request and changes nothing else.
-    ``added`` are these elements with their sources, of which the last ``volatile`` are no part of
-    `Description.elements`. ``instructions``: those beside the list.
+    """Describe a request that adds elements to those of an earlier request and changes nothing else. ``added`` are
+    these elements with their sources, of which the last ``volatile`` are no part of `Description.elements`.
+    ``instructions``: those beside the list.
 
-    The result is that of `describe`; the cost is that of what was added.
+    The result is that of `describe`, without the body; the cost is that of what was added.
     """
-    return _describe(body, dialect, before, added, instructions, new=new, known=known,
+    return _describe(b"", dialect, before, added, instructions, new=new, known=known,
                      layers=layers, rounds=(), volatile=volatile)  # fmt: skip
 
 

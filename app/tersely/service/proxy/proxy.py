@@ -382,9 +382,9 @@ class Proxy:
         live.labels = structs.replace(live.labels, overhead_ms=self._timer.overhead_ms(live.call, sent_at))
         pending: PendingReply | TracedReply | None = None
         if (trace := active_trace()) is not None:
-            trace.describe(model=live.request.model, session=live.live.session_id)
+            trace.describe(model=live.request.model, session=live.live.session.id)
         try:
-            pending = self._sender.begin(live.call, live.body)
+            pending = self._sender.begin(live.call, live.pieces)
             self._recorder.describe_live(live)
             reply = await pending.reply()
             started = await self._send_until_accepted(live, reply, sent_at)
@@ -417,8 +417,11 @@ class Proxy:
 
     async def _other_request(self, started: StartedReply) -> PreparedCall | None:
         """Return the request to send instead; None if the reply stands."""
+        is_live = isinstance(started.prepared, LiveCall)
+        if is_live and self._sender.is_plain(started):
+            return None
         overflow = await self._sender.overflow_of(started)
-        if isinstance(started.prepared, LiveCall) and overflow is None:
+        if is_live and overflow is None:
             return None
         prepared = self._recorder.full(started.prepared)
         if prepared.is_at_host:
@@ -507,12 +510,12 @@ class Proxy:
         credentials = credentials_of(call.headers, drop=call.key_headers)
         if not prefetches_summaries(strategy):
             self._shared.summarizer.caller_keys.remember(
-                call.tenant, live.session_id, credentials, host=call.host, dialect=self._dialect.name
+                call.tenant, live.session.id, credentials, host=call.host, dialect=self._dialect.name
             )
             return
         self._prefetcher.prefetch(
             call.tenant,
-            live.session_id,
+            live.session.id,
             live.session,
             strategy,
             History(

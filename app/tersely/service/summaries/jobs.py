@@ -132,7 +132,7 @@ def credentials_of(
     """Return the headers (names in lower case) that a model host knows its caller by; ``drop`` carried Tersely's own
     key.
     """
-    return tuple((name, value) for name, value in headers if name in CREDENTIALS and name not in drop)
+    return tuple([(name, value) for name, value in headers if name in CREDENTIALS and name not in drop])
 
 
 async def load_source(connection: Connection, job: Job, *, has_model: bool = True) -> SummaryInput | None:

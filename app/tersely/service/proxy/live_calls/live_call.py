@@ -17,6 +17,7 @@ from tersely.domain.text.tags import TagKinds
 from tersely.service.context.sent_contexts import Description
 from tersely.service.proxy.call.call import Call, ContextLabels
 from tersely.service.proxy.live_sessions.live_session import AddedMessages, ContextSums, LiveSession
+from tersely.service.proxy.live_sessions.pieces import Pieces
 from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.store.commit.records import RequestWrite
@@ -51,10 +52,10 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """A call that continues a live session; for the steps that relay and record a reply it is a `PreparedCall`.
 
-    ``added`` are the entries of the echo and of the new messages, ``sums`` those of the whole context. ``elements``:
-    what the body adds to the last one. ``expand`` returns what the full path makes of the call; that is done where
-    something out of the ordinary happens, and kept as ``prepared``. ``write`` and ``description`` are made while the
-    model works, ``alarm`` has the request stored where that takes long.
+    ``added`` are the entries of the echo and of the new messages, ``sums`` those of the whole context. ``pieces`` is
+    the body for the upstream, ``elements`` what it adds to the last one. ``expand`` returns what the full path makes of
+    the call; that is done where something out of the ordinary happens, and kept as ``prepared``. ``write`` and
+    ``description`` are made while the model works, ``alarm`` has the request stored where that takes long.
     """
 
     call: Call
@@ -66,7 +67,7 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     sums: ContextSums
     window: int | None
     is_verbatim: bool
-    body: bytes
+    pieces: Pieces
     elements: AddedMessages
     shown_tags: TagKinds
     labels: ContextLabels
@@ -75,6 +76,14 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     description: Description | None = None
     prepared: PreparedCall | None = None
     alarm: asyncio.TimerHandle | None = None
+    joined: bytes | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The body for the upstream in one piece, always the same object."""
+        if self.joined is None:
+            self.joined = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        return self.joined
 
     @property
     def request(self) -> Request:
@@ -99,7 +108,7 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     @property
     def own_request(self) -> bytes:
         """See `PreparedCall`."""
-        return b"" if self.body is self.call.body else self.call.body
+        return b"" if self.pieces[0] is self.call.body else self.call.body
 
     def disarm(self) -> None:
         """Have the request stored together with the reply."""

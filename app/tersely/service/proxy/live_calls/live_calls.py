@@ -98,11 +98,11 @@ class LiveCalls:
         live = None
         if stored is not None:
             live = self._builder.grow(call, write, stored, checked_at=checked[0], changes=checked[1])
-        self._keep(call.call.tenant, call.live.session_id, live)
+        self._keep(call.call.tenant, call.live.session.id, live)
 
     def forget(self, call: LiveCall) -> None:
         """Keep nothing of the session of a call that does not end as most do."""
-        self._sessions.forget(call.call.tenant, call.live.session_id)
+        self._sessions.forget(call.call.tenant, call.live.session.id)
 
     def _keep(self, tenant: str, session_id: str, live: LiveSession | None) -> None:
         if live is not None:

@@ -81,20 +81,20 @@ class LiveMatcher:
         # Of several sessions with one history the database says which one a call continues.
         if self._sessions.has_twin(live):
             return False
-        return not self._lookups.is_chain_of_another(live.tenant, live.chain, live.session_id)
+        return not self._lookups.is_chain_of_another(live.tenant, live.chain, live.session.id)
 
     async def _is_current(self, live: LiveSession) -> bool:
         if live.is_named:
             is_complete = await self._exchanges.has_all(live.tenant, live.session)
             if not is_complete:
-                self._sessions.forget(live.tenant, live.session_id)
+                self._sessions.forget(live.tenant, live.session.id)
             return is_complete
         known = hit_of(live)
         hit = await self._lookups.find(live.tenant, [live.chain], live.client.id, known=known)
         if hit is known:
             return True
-        if hit is None or hit.session.id == live.session_id:
-            self._sessions.forget(live.tenant, live.session_id)
+        if hit is None or hit.session.id == live.session.id:
+            self._sessions.forget(live.tenant, live.session.id)
         return False
 
     # What a call adds
@@ -176,7 +176,10 @@ class LiveMatcher:
     def _is_side_call(call: Call, live: LiveSession, messages: Sequence[Message], headers: Headers) -> bool:
         """Return whether a call is none of the conversation. The last one was: only what is new can say so."""
         request = live.request
-        question = next((each for each in reversed(messages) if each.role == "user"), None)
+        question = None
+        for message in messages:
+            if message.role == "user":
+                question = message
         if headers == live.headers:
             return question is not None and clients.side_question(question, max_tokens=request.max_tokens) is not None
         last = question or live.last_question

@@ -35,6 +35,7 @@ from tersely.service.proxy.live_calls.live_call import Continuation, LiveCall, M
 from tersely.service.proxy.live_calls.matching import hit_of
 from tersely.service.proxy.live_sessions.frames import count_volatile
 from tersely.service.proxy.live_sessions.live_session import AddedMessages, ContextSums, LiveSession, VolatileMessage
+from tersely.service.proxy.live_sessions.pieces import Pieces
 from tersely.service.proxy.preparing.session_matching import SessionMatcher
 from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
@@ -87,7 +88,7 @@ class LivePreparer:
         composed = self._compose(call, found, (*found.revised, *added))
         if composed is None:
             return "messages"
-        body, elements = composed
+        pieces, elements = composed
         epoch = live.snapshot.epoch
         assert epoch is not None
         return LiveCall(
@@ -100,11 +101,11 @@ class LivePreparer:
             sums=sums,
             window=window,
             is_verbatim=is_verbatim,
-            body=body,
+            pieces=pieces,
             elements=elements,
             shown_tags=live.shown_kinds | _shown_tags(live, added),
             labels=ContextLabels(
-                context="passthrough" if body is call.body else "built",
+                context="passthrough" if pieces[0] is call.body else "built",
                 strategy=strategy_name(live.config.strategy),
                 session_id=session.id,
                 source=_source(live),
@@ -138,7 +139,9 @@ class LivePreparer:
         window = usable_window(request.model, request.max_tokens)
         return None if window is None else int(window / self._calibrations.ratio(request.model))
 
-    def _compose(self, call: Call, found: Continuation, entries: Sequence[Entry]) -> tuple[bytes, AddedMessages] | None:
+    def _compose(
+        self, call: Call, found: Continuation, entries: Sequence[Entry]
+    ) -> tuple[Pieces, AddedMessages] | None:
         """Return the body for the upstream and the elements that the last body lacks.
 
         None if the dialect does not write its messages one by one.
@@ -151,9 +154,10 @@ class LivePreparer:
                 for raw in render(entry, self._dialect)
                 for element in self._elements(raw)
             ]
-            rendered = b",".join([source.raw for source in sources])
-            body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
-            return body, AddedMessages([(source.raw, source) for source in sources], live.instructions)
+            rendered = b"," + b",".join([source.raw for source in sources])
+            return (*live.sent, rendered, live.sent_suffix), AddedMessages(
+                [(source.raw, source) for source in sources], live.instructions
+            )
         count = count_volatile(found.raws, self._dialect.name)
         if count is None or count >= len(found.raws):
             return None
@@ -171,12 +175,12 @@ class LivePreparer:
                 for entry in entries
                 for element in self._elements(entry.message.raw)
             ]
-            return call.body, AddedMessages(pairs, live.instructions, volatile)
+            return (call.body,), AddedMessages(pairs, live.instructions, volatile)
         sources = [MessageSource(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
         written = live.frame.write(self._dialect, [source.raw for source in sources])
         if written is None or len(sources) != len(entries):
             return None
-        return written.body, AddedMessages(
+        return written.pieces, AddedMessages(
             list(zip(written.elements, sources, strict=True)), written.instructions, volatile
         )
 

@@ -35,6 +35,7 @@ from tersely.service.proxy.live_sessions.live_session import (
     size_of,
     steady,
 )
+from tersely.service.proxy.live_sessions.pieces import with_piece
 from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
@@ -134,7 +135,10 @@ class LiveSessionBuilder:
         messages, counts = found.history.messages, write.request.tokens
         counted = zip(call.added[1:], counts[found.echoes :], strict=True)
         new = (call.added[0], *(structs.replace(entry, tokens=count) for entry, count in counted))
-        question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
+        question = live.last_question
+        for message in messages:
+            if message.role == "user":
+                question = message
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
         first = live.first_messages
@@ -151,8 +155,7 @@ class LiveSessionBuilder:
             commas=live.commas + body.count(b",", live.end, end),
             volatile=volatile,
             frame=frame,
-            sent=None if live.sent is None else call.body,
-            sent_end=len(call.body) - len(live.sent_suffix),
+            sent=None if live.sent is None else with_piece(live.sent, call.pieces[-2]),
             first_messages=first,
             last_question=question,
             snapshot=_grown_snapshot(call, new, state),
@@ -203,13 +206,13 @@ class LiveSessionBuilder:
             method=call.method,
             path=call.path,
             options=call.options,
+            is_named=call.options.session_id is not None,
             client=clients.client_ids(call.header_map, request.ids),
             body=call.body if deltas is None else call.body[: bodies.end],
             end=bodies.end,
             commas=call.body.count(b",", 0, bodies.end) + call.body.count(b",", bodies.history_end),
             suffix=call.body[bodies.history_end :],
-            sent=prepared.body if bodies.sent_end else None,
-            sent_end=bodies.sent_end,
+            sent=(prepared.body[: bodies.sent_end],) if bodies.sent_end else None,
             sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
             volatile=volatile,
             frame=bodies.frame,
@@ -285,13 +288,13 @@ class LiveSessionBuilder:
             front=tuple(source.raw for source in sources[: frozen + 1]),
             frozen=frozen,
             front_elements=front,
-            middle=b",".join(elements[front : front + between]),
+            middle=(b",".join(elements[front : front + between]),),
             placeholder=placeholder_of(self._new_id()),
             instructions=instructions,
             has_breakpoints=prepared.match.is_delta or instructions is not None or bool(offers) or epoch.cut > 1,
         )
         written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
-        return frame if written is not None and written.body == prepared.body else None
+        return frame if written is not None and b"".join(written.pieces) == prepared.body else None
 
 
 def _grown_snapshot(call: LiveCall, new: Sequence[Entry], state: SessionCounters) -> Snapshot:

@@ -16,6 +16,7 @@ from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.service.context.sent_contexts import body_parts
+from tersely.service.proxy.live_sessions.pieces import Pieces, with_piece
 
 # In a message that carries a breakpoint.
 MARK = b'"cache_control"'
@@ -28,7 +29,7 @@ MAX_SHAPES = 2
 class WrittenBody(msgspec.Struct, frozen=True, gc=False):
     """A body, the elements of its message list that were written for this call, and its instructions beside them."""
 
-    body: bytes
+    pieces: Pieces
     elements: list[bytes]
     instructions: bytes
 
@@ -52,16 +53,16 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     """The parts of an upstream body that stay the same from call to call.
 
     ``body`` is the client's without messages, with tools of ours; ``front`` are the messages up to the first one behind
-    the head, of which ``frozen`` end with the head; ``middle`` is the written form of the messages behind them, for
-    which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own. ``around``: what was written
-    around messages of a shape.
+    the head, of which ``frozen`` end with the head; ``middle`` is the written form of the messages behind them, in
+    pieces, for which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own. ``around``: what
+    was written around messages of a shape.
     """
 
     body: bytes
     front: tuple[bytes, ...]
     frozen: int
     front_elements: int
-    middle: bytes
+    middle: Pieces
     placeholder: bytes
     instructions: str | None
     has_breakpoints: bool
@@ -74,8 +75,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         shape = _shape_of(tail)
         known = None if shape is None else self.around.get(shape)
         if known is not None:
-            body = b"".join((known.before, self.middle, b",", b",".join(tail), known.after))
-            return WrittenBody(body, list(tail), known.instructions)
+            pieces = (known.before, *self.middle, b"," + b",".join(tail), known.after)
+            return WrittenBody(pieces, list(tail), known.instructions)
         messages = [*self.front, self.placeholder, *tail]
         ends = {self.frozen, len(messages)} if self.has_breakpoints else set()
         try:
@@ -101,16 +102,18 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
             if len(self.around) >= MAX_SHAPES:
                 self.around.clear()
             self.around[shape] = _BodyEnds(before, after[len(added) :], instructions)
-        return WrittenBody(b"".join((before, self.middle, after)), written, instructions)
+        return WrittenBody((before, *self.middle, after), written, instructions)
 
     @property
     def size(self) -> int:
         """Bytes of memory, about; what is remembered around the messages is as long as the rest of the body."""
-        return (1 + MAX_SHAPES) * (len(self.body) + sum(map(len, self.front))) + len(self.middle)
+        return (1 + MAX_SHAPES) * (len(self.body) + sum(map(len, self.front))) + sum(map(len, self.middle))
 
     def with_middle(self, elements: Sequence[bytes]) -> Frame:
         """Return the frame with more messages that stay as they were written."""
-        return msgspec.structs.replace(self, middle=b",".join((self.middle, *elements)))
+        if not elements:
+            return self
+        return msgspec.structs.replace(self, middle=with_piece(self.middle, b"," + b",".join(elements)))
 
 
 def _shape_of(messages: Sequence[bytes]) -> _Shape | None:

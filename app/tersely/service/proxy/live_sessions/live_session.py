@@ -23,6 +23,7 @@ from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.sent_contexts import Elements, MessageSource
 from tersely.service.proxy.call.call import Call, CallOptions
 from tersely.service.proxy.live_sessions.frames import Frame
+from tersely.service.proxy.live_sessions.pieces import Pieces
 from tersely.store.commit.records import HistoryOwner
 from tersely.store.history.messages import TailRow
 from tersely.strategies.epochs.cutting import CutDistances
@@ -101,13 +102,14 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     """A session after its last call, as the next call continues it.
 
     ``body`` is the client's last one: up to ``end`` it goes to the end of the last message but those in ``volatile``,
-    whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent``, ``sent_end`` and
-    ``sent_suffix`` are the same of the body that went upstream (None: the client's own, or one of ``frame``);
+    whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent`` is the body that
+    went upstream up to there, and ``sent_suffix`` what comes after (None: the client's own, or one of ``frame``);
     ``instructions`` are those beside the client's messages.
     ``commas`` counts those of ``body`` up to ``end`` and of ``suffix``, in texts too: no list there has more elements.
     ``owner`` identifies the `LiveCalls` that prepared it, ``session`` is the session's row as it is known. The database
     was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
     ``headers`` are those of the last request (see `steady`), ``client_name`` names the program that sent it.
+    ``is_named``: its calls name the session in Tersely's own header.
     ``request`` is the request without its messages, ``first_messages`` are the first three of them and
     ``last_question`` is the last that the user sent. ``snapshot`` holds the session's messages without the last reply:
     ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
@@ -127,13 +129,13 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     method: str
     path: str
     options: CallOptions
+    is_named: bool
     client: ClientIds
     body: bytes
     end: int
     commas: int
     suffix: bytes
-    sent: bytes | None
-    sent_end: int
+    sent: Pieces | None
     sent_suffix: bytes
     volatile: tuple[VolatileMessage, ...]
     frame: Frame | None
@@ -161,16 +163,6 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     history_owner: HistoryOwner
 
     @property
-    def session_id(self) -> str:
-        """The session's id."""
-        return self.session.id
-
-    @property
-    def is_named(self) -> bool:
-        """True if its calls name the session in Tersely's own header."""
-        return self.options.session_id is not None
-
-    @property
     def turn(self) -> int:
         """The turn of the newest message, not counting the last reply."""
         entries = self.snapshot.entries or self.snapshot.kept
@@ -180,7 +172,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     def size(self) -> int:
         """Bytes of memory, about."""
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
-        size += len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
+        size += len(self.request.tools) + sum(map(len, self.sent or ())) + len(self.reply.model_raw or b"")
         if self.deltas is not None:
             size += len(self.deltas.reply) + DIGEST_BYTES * len(self.deltas.digests)
         return size if self.frame is None else size + self.frame.size
@@ -193,7 +185,7 @@ def steady(headers: Headers) -> Headers:
 
 def size_of(entries: Iterable[Entry]) -> int:
     """Bytes of memory that messages take, about. Their text is held twice: as it came, and read."""
-    return sum(ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries)
+    return sum([ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries])
 
 
 class _CachedSession(msgspec.Struct):
@@ -249,11 +241,11 @@ class LiveSessions:
 
     def put(self, live: LiveSession) -> None:
         """Keep ``live`` in place of what was kept of its session."""
-        self.forget(live.tenant, live.session_id)
+        self.forget(live.tenant, live.session.id)
         size = live.size
         if size > self._budget // LARGEST_PART:
             return
-        self._sessions[live.tenant, live.session_id] = _CachedSession(live, size)
+        self._sessions[live.tenant, live.session.id] = _CachedSession(live, size)
         if not live.is_named:
             key = _key_of(live)
             alike = self._by_prefix[key]

@@ -128,18 +128,17 @@ class Recorder:
 
     def describe_live(self, call: LiveCall) -> None:
         """Count and describe what a live call adds. It is stored with the reply, or before, where that takes long."""
-        identify_call(call.live.session_id)
+        identify_call(call.live.session.id)
         live, write, history = call.live, call.write, call.found.history
         known = call.found.echoes
         new, model = history.messages[known:], live.request.model
         self._counter.count_unknown_fields(new)
         call.description = description = describe_added(
-            call.body,
             self._dialect.name,
             live.elements,
             call.elements.elements,
             new={placed.seq: each.raw for each, placed in zip(new, call.decision.placed[known:], strict=True)},
-            known=self._known.get(call.call.tenant, live.session_id, live.session.edits),
+            known=self._known.get(call.call.tenant, live.session.id, live.session.edits),
             layers=(*live.layers, LayerReport(name=TAIL, tokens=call.sums.tail)),
             instructions=call.elements.instructions,
             volatile=len(call.elements.volatile),
@@ -169,9 +168,9 @@ class Recorder:
             if call.description is None:
                 self.describe_live(call)
                 call.disarm()
-            record = RequestRecord(
-                write=call.write, description=call.description, stored=self._writer.submit(call.write)
-            )
+            assert call.description is not None
+            description = structs.replace(call.description, body=call.body)
+            record = RequestRecord(write=call.write, description=description, stored=self._writer.submit(call.write))
             call.prepared = structs.replace(call.expand(call), write=call.write, record=record)
         return call.prepared
 
@@ -181,7 +180,7 @@ class Recorder:
         write = self._live_write(call, reply, status)
         self._counter.count_tokens(write.report)
         self._counter.count_reported(write.report, call.call.tenant, call.live.request.model, is_one_round=True)
-        tenant, session_id = call.call.tenant, call.live.session_id
+        tenant, session_id = call.call.tenant, call.live.session.id
         checked = self._live.now(tenant)
         try:
             stored = await self._exchanges.commit(write, own_id=session_id if call.live.is_named else None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.errors import NotFound, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.messages import ToolCall
 from tersely.service.common.call_fields import add_fields
-from tersely.service.common.offload import LONG, LONG_REPLY, run_in_thread_if_large
+from tersely.service.common.offload import LONG_REPLY, run_in_thread_if_large
 from tersely.service.proxy.call.call_timer import CallTimer
 from tersely.service.proxy.recording.recorder import Recorder
 from tersely.service.proxy.recording.round_transcript import RoundTranscript
@@ -83,6 +82,8 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, 
     try:
         while True:
             client_body, reply = await _split(steps.dialect, prepared, body)
+            if is_last := transcript.is_last(reply):
+                break
             calls, is_mixed = await run_in_thread_if_large(len(body), _calls_to_run, transcript, reply)
             results = await steps.run(prepared, calls)
             if not results or is_mixed:
@@ -106,6 +107,10 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, 
     except BaseException:
         steps.recorder.record_failure(prepared, status)
         raise
+    if is_last:
+        await steps.recorder.commit(prepared, reply, status, is_whole=True)
+        steps.timer.observe(call, sent_at, ended_at)
+        return client_body, status
     has_own_calls = bool(transcript.own_calls(reply)[0])
     combined = await run_in_thread_if_large(len(body), transcript.combine, reply, results)
     await steps.recorder.commit(prepared, combined.reply, status, is_whole=True, hidden=combined.hidden)
@@ -132,8 +137,10 @@ async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncGene
 
 
 async def _split(dialect: Dialect, prepared: SentCall, body: bytes) -> tuple[bytes, Reply]:
-    split = partial(dialect.split_reply, body, ClientView(tags=prepared.tags, own_request=prepared.own_request))
-    return await run_in_thread_if_large(len(body) * LONG // LONG_REPLY, split)
+    view = ClientView(tags=prepared.tags, own_request=prepared.own_request)
+    if len(body) < LONG_REPLY:
+        return dialect.split_reply(body, view)
+    return await asyncio.to_thread(dialect.split_reply, body, view)
 
 
 class StreamRelay:

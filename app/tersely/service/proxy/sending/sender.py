@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from asyncio import get_running_loop
+from collections.abc import Sequence
 
 from tersely.dialects.dialect import UNCHANGED, Dialect, Overflow, ReplyChoice
 from tersely.dialects.errors import classify_error
@@ -84,17 +85,17 @@ class Sender:
 
     async def send(self, call: Call, body: bytes) -> UpstreamReply:
         """Send a body with the call's headers. Raises `UpstreamUnavailable`."""
-        return await self.begin(call, body).reply()
+        return await self.begin(call, (body,)).reply()
 
-    def begin(self, call: Call, body: bytes) -> PendingReply | TracedReply:
-        """Send a body with the call's headers, without waiting. Raises `UpstreamUnavailable`."""
+    def begin(self, call: Call, pieces: Sequence[bytes]) -> PendingReply | TracedReply:
+        """Send a body in pieces with the call's headers, without waiting. Raises `UpstreamUnavailable`."""
         end_turn()
         known = self, call.key_headers
         headers = call.by_headers.get(known)
         if headers is None:
             headers = call.by_headers[known] = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
         if (trace := active_trace()) is None:
-            return self._upstream.begin(call.method, call.path, headers, body, heads=call.by_headers)
+            return self._upstream.begin(call.method, call.path, headers, pieces, heads=call.by_headers)
         span = trace.open_upstream(self._dialect.name, self._upstream.address)
         heads = call.by_headers
         for name, _ in headers:
@@ -102,7 +103,7 @@ class Sender:
                 headers, heads = [field for field in headers if field[0] not in TRACE_HEADERS], {}
                 break
         try:
-            pending = self._upstream.begin(call.method, call.path, headers, body, heads=heads, added=span.headers())
+            pending = self._upstream.begin(call.method, call.path, headers, pieces, heads=heads, added=span.headers())
             return TracedReply(pending, span)
         except UpstreamUnavailable as error:
             span.fail(error)
@@ -124,6 +125,13 @@ class Sender:
     async def overflow_of(self, started: StartedReply) -> Overflow | None:
         """Return the overflow that a reply reports; None for a reply with content."""
         return await run_in_thread_if_large(len(started.body), self._overflow_of, started)
+
+    def is_plain(self, started: StartedReply) -> bool:
+        """Return whether the body of a whole reply has content, and so reports no overflow."""
+        body = started.body
+        if not body or started.reply.status >= 400 or started.is_oversized:
+            return False
+        return self._dialect.streaming.reply_key in body and b'"error"' not in body[:200] and _EXCEEDED not in body
 
     def lacks_history(self, started: StartedReply) -> bool:
         """Return whether the host reports that it does not have the history that the request references."""
@@ -172,8 +180,7 @@ class Sender:
             if any(map(self._has_content, reader.reply.choices)):
                 return None
         else:
-            is_reply = self._dialect.streaming.reply_key in body
-            if is_reply and b'"error"' not in body[:200] and _EXCEEDED not in body:
+            if self.is_plain(started):
                 return None
             _, reply = self._dialect.split_reply(body, UNCHANGED)
             if any(map(self._has_content, reply.choices)) and not reply.error:
