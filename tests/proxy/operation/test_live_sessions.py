@@ -999,6 +999,34 @@ def test_what_another_replica_drops_is_sent_no_more_when_the_trust_ends(
         assert b"lighthouse" in model.state.received[-1].body
 
 
+def test_a_live_call_that_is_decided_again_is_described_as_it_was_sent(server: Server) -> None:
+    """Another replica answers another question behind the same history while the model works."""
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        one, other = (stack.enter_context(serve(database, model.url, live_sessions="64")) for _ in range(2))
+        http = stack.enter_context(httpx.Client(timeout=60))
+        messages: list[Any] = []
+        for question in ("Where is the harbour?", "And the lighthouse?", "And the mill?"):
+            messages.append({"role": "user", "content": question})
+            answer = _send(http, one, messages, user="beside").json()["choices"][0]["message"]["content"]
+            messages.append({"role": "assistant", "content": answer})
+        model.script("beside", ScriptedReply(message={"content": "At last."}, first_delay=1.0))
+        slow, quick = ({"role": "user", "content": words} for words in ("a slow question", "a quick question"))
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(_send, http, one, [*messages, slow], user="beside")
+            time.sleep(0.4)
+            assert _send(http, other, [*messages, quick], user="beside").status_code == 200
+            assert not asking.done()
+            answered = asking.result()
+        (sent,) = [json.loads(each.body) for each in model.state.received if b"a slow question" in each.body]
+        calls = f"{one.url}/api/sessions/{answered.headers['x-tersely-session']}/calls"
+        newest = max(each["number"] for each in http.get(calls).json()["items"])
+        shown = http.get(f"{calls}/{newest}/context").json()
+        assert shown["exact"], shown["reason"]
+        assert shown["messages"] == sent["messages"]
+
+
 def test_live_sessions_keep_to_their_budget(server: Server) -> None:
     with ExitStack() as stack:
         model = stack.enter_context(scripted())

@@ -229,7 +229,8 @@ def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCount
     report = write.report
     sent = report.sent
     if sent is not None and not outcome.is_as_decided:
-        before, after = write.request.decision.placed, outcome.decision.placed
+        # A write that was read from its last known message on is decided again with its whole history.
+        before, after = reversed(write.request.decision.placed), reversed(outcome.decision.placed)
         sent = renumber(sent, {old.seq: new.seq for old, new in zip(before, after, strict=False)})
     rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
     state.figures = _add_figures(state.figures, report)
