@@ -88,3 +88,23 @@ def test_a_usual_shape_is_known():
         assert written is not None
         assert b"".join(written.pieces).count(question) == 1
     assert len(frame.around) == 1
+
+
+def test_messages_that_stay_are_written_behind_each_other():
+    frame = Frame(
+        body=b'{"model":"m"}',
+        front=(b'{"role":"user","content":"a"}',),
+        frozen=1,
+        front_elements=1,
+        middle=(MIDDLE,),
+        placeholder=placeholder_of("stands for the middle"),
+        instructions=None,
+        has_breakpoints=False,
+    )
+    added = [b'{"role":"user","content":"%d"}' % number for number in range(60)]
+    grown = frame
+    for at in range(0, len(added), 2):
+        grown = grown.with_middle(added[at : at + 2]).with_middle([])
+    tail = [b'{"role":"user","content":[{"type":"text","text":"q"}]}']
+    whole = structs.replace(frame, middle=(b",".join((MIDDLE, *added)),))
+    assert joined(grown.write(ANTHROPIC, tail)) == joined(whole.write(ANTHROPIC, tail)) is not None

@@ -121,8 +121,7 @@ class KnownSessions:
         """
         known = description.known
         known.stored.update(description.digests)
-        for literal in description.literals:
-            known.literals.add(literal.digest)
+        known.literals.update(literal.digest for literal in description.literals)
         known.patched.update(description.patched)
         known.stored.update(digests)
         if recent := {**description.new, **replies}:
@@ -234,7 +233,8 @@ def describe_added(
     these elements with their sources, of which the last ``volatile`` are no part of `Description.elements`.
     ``instructions``: those beside the list.
 
-    The result is that of `describe`, without the body; the cost is that of what was added.
+    The result equals that of `describe`, but that `Description.body` is empty. The work depends on the size of
+    ``added``, not on that of the whole request.
     """
     return _describe(b"", dialect, before, added, instructions, new=new, known=known,
                      layers=layers, rounds=(), volatile=volatile)  # fmt: skip

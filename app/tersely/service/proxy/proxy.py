@@ -418,7 +418,7 @@ class Proxy:
     async def _other_request(self, started: StartedReply) -> PreparedCall | None:
         """Return the request to send instead; None if the reply stands."""
         is_live = isinstance(started.prepared, LiveCall)
-        if is_live and self._sender.is_plain(started):
+        if is_live and self._sender.is_surely_accepted(started):
             return None
         overflow = await self._sender.overflow_of(started)
         if is_live and overflow is None:

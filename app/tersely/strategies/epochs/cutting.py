@@ -103,7 +103,7 @@ class CutDistances(NamedTuple):
         step, turn, opened = 0, self.turn, self.open
         for entry in added:
             message = entry.message
-            if message.role == "user" and message.starts_turn and not message.results:
+            if message.starts_turn and not message.results:
                 turn, opened = max(turn, opened), 0
             opened += entry.tokens
             step += entry.tokens

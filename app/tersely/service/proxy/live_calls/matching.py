@@ -176,10 +176,7 @@ class LiveMatcher:
     def _is_side_call(call: Call, live: LiveSession, messages: Sequence[Message], headers: Headers) -> bool:
         """Return whether a call is none of the conversation. The last one was: only what is new can say so."""
         request = live.request
-        question = None
-        for message in messages:
-            if message.role == "user":
-                question = message
+        question = next((each for each in reversed(messages) if each.role == "user"), None)
         if headers == live.headers:
             return question is not None and clients.side_question(question, max_tokens=request.max_tokens) is not None
         last = question or live.last_question

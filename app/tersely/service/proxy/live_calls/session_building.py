@@ -135,10 +135,7 @@ class LiveSessionBuilder:
         messages, counts = found.history.messages, write.request.tokens
         counted = zip(call.added[1:], counts[found.echoes :], strict=True)
         new = (call.added[0], *(structs.replace(entry, tokens=count) for entry, count in counted))
-        question = live.last_question
-        for message in messages:
-            if message.role == "user":
-                question = message
+        question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
         first = live.first_messages
@@ -206,7 +203,6 @@ class LiveSessionBuilder:
             method=call.method,
             path=call.path,
             options=call.options,
-            is_named=call.options.session_id is not None,
             client=clients.client_ids(call.header_map, request.ids),
             body=call.body if deltas is None else call.body[: bodies.end],
             end=bodies.end,

@@ -109,7 +109,6 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     ``owner`` identifies the `LiveCalls` that prepared it, ``session`` is the session's row as it is known. The database
     was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
     ``headers`` are those of the last request (see `steady`), ``client_name`` names the program that sent it.
-    ``is_named``: its calls name the session in Tersely's own header.
     ``request`` is the request without its messages, ``first_messages`` are the first three of them and
     ``last_question`` is the last that the user sent. ``snapshot`` holds the session's messages without the last reply:
     ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
@@ -129,7 +128,6 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     method: str
     path: str
     options: CallOptions
-    is_named: bool
     client: ClientIds
     body: bytes
     end: int
@@ -161,6 +159,11 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     row_count: int
     deltas: DeltaSession | None
     history_owner: HistoryOwner
+
+    @property
+    def is_named(self) -> bool:
+        """True if its calls name the session in Tersely's own header."""
+        return self.options.session_id is not None
 
     @property
     def turn(self) -> int:

@@ -94,12 +94,10 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     def _may_call(self, reply: Reply) -> bool:
         """Return whether a reply may call one of Tersely's tools. JSON escapes no character of their names."""
         message = reply.choices[0].model_message if reply.choices else b""
-        return b"\\u" in message or True in [name.encode() in message for name in self.tools]
+        return b"\\u" in message or any(name.encode() in message for name in self.tools)
 
-    def is_last(self, reply: Reply) -> bool:
-        """Return whether a reply needs nothing of this: there was no round before it, and it calls no tool of
-        Tersely's.
-        """
+    def is_only_round(self, reply: Reply) -> bool:
+        """Return whether ``reply`` is the call's first round and surely calls none of Tersely's tools."""
         return not self.shown and not (self.tools and (len(reply.choices) > 1 or self._may_call(reply)))
 
     def with_round(self, reply: Reply, results: Sequence[bytes]) -> RoundTranscript:
@@ -120,7 +118,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         Calls of Tersely's tools without results are dropped. If the last round has no content, the earlier rounds are
         dropped too, but for the text that the client has seen.
         """
-        if not self.tools or (not results and self.is_last(last)):
+        if not self.tools or (not results and self.is_only_round(last)):
             return CombinedReply(reply=last)
         if self._is_malformed(last):
             return self._combine_malformed(last)

@@ -82,7 +82,7 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, 
     try:
         while True:
             client_body, reply = await _split(steps.dialect, prepared, body)
-            if is_last := transcript.is_last(reply):
+            if is_only_round := transcript.is_only_round(reply):
                 break
             calls, is_mixed = await run_in_thread_if_large(len(body), _calls_to_run, transcript, reply)
             results = await steps.run(prepared, calls)
@@ -107,7 +107,7 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, 
     except BaseException:
         steps.recorder.record_failure(prepared, status)
         raise
-    if is_last:
+    if is_only_round:
         await steps.recorder.commit(prepared, reply, status, is_whole=True)
         steps.timer.observe(call, sent_at, ended_at)
         return client_body, status

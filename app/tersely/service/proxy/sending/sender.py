@@ -126,8 +126,8 @@ class Sender:
         """Return the overflow that a reply reports; None for a reply with content."""
         return await run_in_thread_if_large(len(started.body), self._overflow_of, started)
 
-    def is_plain(self, started: StartedReply) -> bool:
-        """Return whether the body of a whole reply has content, and so reports no overflow."""
+    def is_surely_accepted(self, started: StartedReply) -> bool:
+        """Return whether the whole body is that of a reply, so that it reports no overflow. The body is not parsed."""
         body = started.body
         if not body or started.reply.status >= 400 or started.is_oversized:
             return False
@@ -180,7 +180,7 @@ class Sender:
             if any(map(self._has_content, reader.reply.choices)):
                 return None
         else:
-            if self.is_plain(started):
+            if self.is_surely_accepted(started):
                 return None
             _, reply = self._dialect.split_reply(body, UNCHANGED)
             if any(map(self._has_content, reply.choices)) and not reply.error:
