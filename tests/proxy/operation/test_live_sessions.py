@@ -405,8 +405,8 @@ class Player:
             (self.drop, 1), (self.pin, 1), (self.clear, 1), (self.patch, 1), (self.with_header, 1), (self.memo, 1),
             (self.rest_append, 1), (self.change_system, 1), (self.change_tools, 1), (self.begin, 1), (self.twin, 1),
             (self.delta, 1), (self.inject, 1), (self.compact, 1), (self.search, 2), (self.side_call, 1),
-            (self.several, 1), (self.break_off, 1), (self.overflow, 2), (self.fail, 1), (self.cut_off, 1),
-            (self.by_id, 5 if self.dialect == "openai_responses" else 0),
+            (self.several, 1), (self.break_off, 1), (self.abandon, 1), (self.overflow, 2), (self.fail, 1),
+            (self.cut_off, 1), (self.by_id, 5 if self.dialect == "openai_responses" else 0),
         ]  # fmt: skip
         for _ in range(steps):
             step = self.draw.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
@@ -747,6 +747,18 @@ class Player:
         self.send(talk, replies=(ScriptedReply(message={"content": text(self.draw, 40)}, finish_reason="length"),))
         self.append(talk)
 
+    def abandon(self, talk: Talk) -> None:
+        """The user goes on without the result of a call, so that the context has to be repaired from now on."""
+        if not talk.tools:
+            return
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+            self.hear(talk, self.send(talk, replies=(self.calling(count=self.draw.choice((1, 2))),)))
+        if self.is_open(talk):
+            talk.messages[-1] = self.question()
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
+        self.append(talk)
+
     def overflow(self, talk: Talk) -> None:
         """The host refuses the context as too long; where less can be sent, it takes that."""
         if not self.is_open(talk):
@@ -1025,6 +1037,36 @@ def test_a_live_call_that_is_decided_again_is_described_as_it_was_sent(server: S
         shown = http.get(f"{calls}/{newest}/context").json()
         assert shown["exact"], shown["reason"]
         assert shown["messages"] == sent["messages"]
+
+
+def test_a_context_that_is_repaired_stays_live(server: Server) -> None:
+    """A call without its result is mended in every context of the session: the calls after it are live, and count."""
+    with sides(server, replicas=1) as (live, plain):
+        messages: list[Any] = [{"role": "user", "content": "Read it."}]
+        call = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+        for side in (live, plain):
+            side.model.script("repaired", ScriptedReply(message={"content": None, "tool_calls": [call]}))
+        for question in ("Never mind. What is left?", "And then?", "And at last?", ""):
+            body = {"model": MODEL, "messages": messages, "tools": [TOOL], "user": "repaired"}
+            (answer, other) = (side.post(PATHS["openai_chat"], json=body) for side in (live, plain))
+            for name in ("x-tersely-tokens-before", "x-tersely-tokens-after"):
+                assert answer.headers[name] == other.headers[name]
+            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": question}]
+        ours, theirs = ([each.body for each in side.model.state.received] for side in (live, plain))
+        assert ours == theirs
+        assert b"no result was recorded" in ours[-1]
+        assert live.hits()["hit"] == 2
+        repairs = ("tersely_pairing_repairs_total{", "tersely_tokens_after_sum")
+        counts = [
+            {
+                line
+                for line in side.http.get(f"{side.services[0].url}/metrics").text.splitlines()
+                if line.startswith(repairs)
+            }
+            for side in (live, plain)
+        ]
+        assert counts[0] == counts[1]
+        assert 'tersely_pairing_repairs_total{kind="missing_result"} 3.0' in counts[0]
 
 
 def test_live_sessions_keep_to_their_budget(server: Server) -> None:

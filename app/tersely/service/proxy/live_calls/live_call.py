@@ -11,6 +11,7 @@ import msgspec
 
 from tersely.dialects.dialect import Request
 from tersely.dialects.headers import Headers
+from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import Entry
 from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.text.tags import TagKinds
@@ -27,6 +28,9 @@ from tersely.store.commit.records import RequestWrite
 # written to the session since. ``epoch``: a new epoch starts, or might. ``busy``: exchanges wait in the spool.
 Miss = Literal["unknown", "changed", "messages", "moved", "epoch", "busy"]
 MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", "busy")
+
+# The layers of a report with messages from before the cut, and with those behind it: the latter grows.
+KEPT, TAIL = "kept", "tail"
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -125,4 +129,10 @@ def tokens_before(live: LiveSession, sums: ContextSums) -> int:
 
 def tokens_after(live: LiveSession, sums: ContextSums) -> int:
     """Return the tokens of a context."""
-    return live.snapshot.fixed_tokens + sums.head + sums.kept + sums.tail
+    repaired = live.repaired
+    return live.snapshot.fixed_tokens + sums.head + sums.kept + sums.tail + repaired.kept + repaired.tail
+
+
+def layers_of(live: LiveSession, sums: ContextSums) -> tuple[LayerReport, ...]:
+    """Return the layers of a context, as the report of the full path has them."""
+    return (*live.layers, LayerReport(name=TAIL, tokens=sums.tail + live.repaired.tail))

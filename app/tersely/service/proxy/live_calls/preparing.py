@@ -13,7 +13,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from tersely.dialects.dialect import Dialect, Request
-from tersely.domain.history.context import Context, LayerReport, Report
+from tersely.domain.history.context import Context, Report
 from tersely.domain.history.history import Entry, EpochInputs, Snapshot
 from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
 from tersely.domain.history.reconciliation import Reconciliation, append_to_open_turn
@@ -31,7 +31,14 @@ from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.memos.selection import memo_limit
 from tersely.service.proxy.call.call import Call, ContextLabels
 from tersely.service.proxy.live_calls.deltas import append_delta, build_whole, entries_of_delta, match_of_delta
-from tersely.service.proxy.live_calls.live_call import Continuation, LiveCall, Miss, tokens_after, tokens_before
+from tersely.service.proxy.live_calls.live_call import (
+    Continuation,
+    LiveCall,
+    Miss,
+    layers_of,
+    tokens_after,
+    tokens_before,
+)
 from tersely.service.proxy.live_calls.matching import hit_of
 from tersely.service.proxy.live_sessions.frames import count_volatile
 from tersely.service.proxy.live_sessions.live_session import AddedMessages, ContextSums, LiveSession, VolatileMessage
@@ -46,9 +53,6 @@ from tersely.strategies.epochs.policies import ContinueEpoch, TokenSums
 from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Full, Trim, strategy_name
 from tersely.strategies.reduction.shortening import shortens
-
-# The layers of a report with messages from before the cut, and with those behind it: the latter grows.
-KEPT, TAIL = "kept", "tail"
 
 
 class LivePreparer:
@@ -316,10 +320,12 @@ def _context(call: LiveCall) -> Context:
         epoch=epoch.number,
         reason=epoch.reason,
         cut=epoch.cut,
-        layers=(*call.live.layers, LayerReport(name=TAIL, tokens=sums.tail)),
+        layers=layers_of(call.live, sums),
         turns=(),
     )
-    return Context(messages=(), epoch=epoch, report=report, repairs=(), is_whole=call.live.is_whole)
+    return Context(
+        messages=(), epoch=epoch, report=report, repairs=call.live.repaired.repairs, is_whole=call.live.is_whole
+    )
 
 
 def whole_snapshot(found: Continuation, added: Sequence[Entry], window: int | None) -> Snapshot:

@@ -13,9 +13,10 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.wire.array_member import find_array, find_array_end
-from tersely.domain.history.context import LayerReport
+from tersely.domain.history.context import Context, LayerReport
 from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, Snapshot
 from tersely.domain.history.links import StoredLink
+from tersely.domain.history.pairing import repair
 from tersely.domain.history.sessions import Session
 from tersely.service.common import tokens
 from tersely.service.context.building import BuiltContext
@@ -24,13 +25,14 @@ from tersely.service.context.loading import count_apart
 from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, MessageSource, body_parts
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls.deltas import first_deltas, next_deltas, shows_delta
-from tersely.service.proxy.live_calls.live_call import LiveCall
-from tersely.service.proxy.live_calls.preparing import KEPT, TAIL
+from tersely.service.proxy.live_calls.live_call import KEPT, TAIL, LiveCall
 from tersely.service.proxy.live_sessions.frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_sessions.live_session import (
+    NO_REPAIRS,
     ContextSums,
     DeltaSession,
     LiveSession,
+    Repairs,
     VolatileMessage,
     size_of,
     steady,
@@ -185,6 +187,8 @@ class LiveSessionBuilder:
         elements, volatile = _elements(prepared), _volatile(prepared, tail)
         if elements is None or volatile is None:
             return None
+        if not _ends_unrepaired(shown, max(1, len(volatile))):
+            return None
         # A message that is written anew at the next call is written without the instructions in front of it.
         if any(prefix.seq >= entry.seq for prefix in epoch.prefixes for entry in tail[len(tail) - len(volatile) :]):
             return None
@@ -220,6 +224,7 @@ class LiveSessionBuilder:
             config=config,
             snapshot=shown.snapshot,
             sums=shown.sums,
+            repaired=shown.repaired,
             is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
             is_whole=shown.is_whole,
             shown_kinds=prepared.shown_tags,
@@ -314,6 +319,7 @@ class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
     snapshot: Snapshot
     sums: ContextSums
+    repaired: Repairs
     layers: tuple[LayerReport, ...]
     is_whole: bool
 
@@ -344,7 +350,10 @@ def _read_shown(
     around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
     around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
     head = epoch.head_tokens + around_blocks
-    if not _is_as_summed(built, fixed, head, older, count_entries(kept), count_entries(tail)):
+    repaired = _repairs_of(epoch, context, kept, tail)
+    if repaired is None or not _is_as_summed(
+        built, fixed, head, older, count_entries(kept), count_entries(tail), repaired
+    ):
         return None
     if not layers or layers[-1].name != TAIL:
         return None
@@ -355,6 +364,8 @@ def _read_shown(
         tail, apart = count_apart(tail, [entry for entry in kept if entry.seq in counts], before.injected)
         by_seq = {entry.seq: entry for entry in apart}
         kept = tuple([by_seq.get(entry.seq, entry) for entry in kept])
+    if repaired.repairs:
+        repaired = _repair_tokens(kept, tail)
     snapshot = structs.replace(
         before,
         entries=tail,
@@ -368,11 +379,12 @@ def _read_shown(
         calls=session.calls,
         last_call_at=session.last_call_at,
     )
-    recounted = {KEPT: count_entries(kept)}
+    recounted = {KEPT: count_entries(kept) + repaired.kept}
     return _ShownContext(
         epoch=epoch,
         snapshot=snapshot,
         sums=_sums(head, kept, tail),
+        repaired=repaired,
         layers=tuple([structs.replace(each, tokens=recounted.get(each.name, each.tokens)) for each in layers[:-1]]),
         is_whole=context.is_whole,
     )
@@ -397,10 +409,42 @@ def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tu
     return kept, tuple([entry for entry in shown if entry.seq >= epoch.cut])
 
 
-def _is_as_summed(built: BuiltContext, fixed: int, head: int, older: int, kept: int, tail: int) -> bool:
+def _repairs_of(epoch: Epoch, context: Context, kept: Sequence[Entry], tail: Sequence[Entry]) -> Repairs | None:
+    """Return the repairs of a context, all of which come again whatever is appended to it; None where that is not
+    certain.
+    """
+    if not context.repairs:
+        return NO_REPAIRS
+    if epoch.prefixes:
+        return None
+    found = _repair_tokens(kept, tail)
+    return found if found.repairs == context.repairs else None
+
+
+def _ends_unrepaired(shown: _ShownContext, count: int) -> bool:
+    """Return whether a context ends with ``count`` messages as they are."""
+    repaired = {each.seq for each in shown.repaired.repairs}
+    return repaired.isdisjoint([entry.seq for entry in shown.snapshot.entries[-count:]])
+
+
+def _repair_tokens(kept: Sequence[Entry], tail: Sequence[Entry]) -> Repairs:
+    """Return the repairs of messages around a cut, and what they change in their tokens."""
+    entries, repairs = repair((*kept, *tail))
+    before = {entry.seq for entry in kept}
+    tokens_kept = count_entries([entry for entry in entries if entry.seq in before])
+    return Repairs(
+        repairs,
+        kept=tokens_kept - count_entries(kept),
+        tail=count_entries(entries) - tokens_kept - count_entries(tail),
+    )
+
+
+def _is_as_summed(
+    built: BuiltContext, fixed: int, head: int, older: int, kept: int, tail: int, repaired: Repairs
+) -> bool:
     """Return whether the sums equal the tokens of the report. Otherwise the report counts something that they lack."""
     report = built.context.report
-    if report.tokens_after != fixed + head + kept + tail:
+    if report.tokens_after != fixed + head + kept + tail + repaired.kept + repaired.tail:
         return False
     return built.starts_epoch or report.tokens_before == fixed + max(older, kept) + tail
 
@@ -452,7 +496,7 @@ def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:
 def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
     """Return whether a context shows the messages of the epoch unchanged, and the next one will show them so again."""
     context = built.context
-    if context.epoch.number != epoch.number or context.repairs or context.must_answer:
+    if context.epoch.number != epoch.number or context.must_answer:
         return False
     # Instructions in front of a question are part of the body that went upstream.
     if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):

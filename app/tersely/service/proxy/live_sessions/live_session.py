@@ -14,7 +14,7 @@ import msgspec
 from tersely.dialects.dialect import Request
 from tersely.dialects.headers import Headers
 from tersely.domain.client_ids import ClientIds
-from tersely.domain.history.context import LayerReport
+from tersely.domain.history.context import LayerReport, Repair
 from tersely.domain.history.history import Entry, Snapshot
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
@@ -67,6 +67,19 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
                 questions += entry.tokens
         distances = None if self.distances is None else self.distances.with_added(added)
         return ContextSums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, distances)
+
+
+class Repairs(msgspec.Struct, frozen=True, gc=False):
+    """The repairs that a context needed, and the tokens that they add to the messages before the cut (``kept``) and to
+    those behind it (``tail``); negative where they take some. What is appended to a context changes neither.
+    """
+
+    repairs: tuple[Repair, ...] = ()
+    kept: int = 0
+    tail: int = 0
+
+
+NO_REPAIRS = Repairs()
 
 
 class VolatileMessage(msgspec.Struct, frozen=True, gc=False):
@@ -145,6 +158,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     config: ContextConfig
     snapshot: Snapshot
     sums: ContextSums
+    repaired: Repairs
     is_verbatim: bool
     is_whole: bool
     shown_kinds: TagKinds

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tersely.dialects.known_fields import unknown_fields
+from tersely.domain.history.context import Repair
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.messages import Message
 from tersely.service.common.calibrations import Calibrations
@@ -45,9 +46,7 @@ class CallCounter:
             for level in measure_levels(context) if isinstance(prepared.config.strategy, Tiered) else ():
                 metrics.level_tokens.labels(level.name).observe(level.tokens)
                 metrics.level_messages.labels(level.name).observe(level.messages)
-            note_repairs(len(context.repairs))
-            for kind, count in summarize_repairs(context.repairs).items():
-                metrics.repairs.labels(kind).inc(count)
+            self.count_repairs(context.repairs)
         self.count_reported(report, prepared.call.tenant, prepared.request.model, is_one_round=is_one_round)
 
     def count_tokens(self, report: CallReport) -> None:
@@ -55,6 +54,12 @@ class CallCounter:
         metrics.tally.observe(metrics.tokens_before, report.tokens_before)
         metrics.tally.observe(metrics.tokens_after, report.tokens_after)
         metrics.tally.add(metrics.tokens_saved, max(0, report.tokens_before - report.tokens_after))
+
+    def count_repairs(self, repairs: Sequence[Repair]) -> None:
+        if repairs:
+            note_repairs(len(repairs))
+            for kind, count in summarize_repairs(repairs).items():
+                self._metrics.repairs.labels(kind).inc(count)
 
     def count_reported(self, report: CallReport, tenant: str, model: str, *, is_one_round: bool) -> None:
         metrics = self._metrics

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from tersely.dialects.dialect import Dialect, ErrorDescription, Reply
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
-from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
@@ -33,9 +32,8 @@ from tersely.service.context.sent_contexts import (
 )
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.durability.durable_writer import DurableWriter
-from tersely.service.proxy.live_calls.live_call import LiveCall
+from tersely.service.proxy.live_calls.live_call import LiveCall, layers_of
 from tersely.service.proxy.live_calls.live_calls import LiveCalls
-from tersely.service.proxy.live_calls.preparing import TAIL
 from tersely.service.proxy.live_sessions.frames import count_volatile
 from tersely.service.proxy.preparing.request_building import own_sources
 from tersely.service.proxy.preparing.stages import IncomingCall, PreparedCall, RequestRecord
@@ -139,7 +137,7 @@ class Recorder:
             call.elements.elements,
             new={placed.seq: each.raw for each, placed in zip(new, call.decision.placed[known:], strict=True)},
             known=self._known.get(call.call.tenant, live.session.id, live.session.edits),
-            layers=(*live.layers, LayerReport(name=TAIL, tokens=call.sums.tail)),
+            layers=layers_of(live, call.sums),
             instructions=call.elements.instructions,
             volatile=len(call.elements.volatile),
         )
@@ -179,6 +177,7 @@ class Recorder:
         call.disarm()
         write = self._live_write(call, reply, status)
         self._counter.count_tokens(write.report)
+        self._counter.count_repairs(call.live.repaired.repairs)
         self._counter.count_reported(write.report, call.call.tenant, call.live.request.model, is_one_round=True)
         tenant, session_id = call.call.tenant, call.live.session.id
         checked = self._live.now(tenant)
