@@ -715,12 +715,11 @@ class Player:
     def inject(self, talk: Talk) -> None:
         if self.is_open(talk):
             return
-        talk.messages.append(
-            {
-                "role": "user",
-                "content": f"<system-reminder>{text(self.draw, 6)}</system-reminder>\n{text(self.draw, 5)}",
-            }
-        )
+        reminder = f"<system-reminder>{text(self.draw, 6)}</system-reminder>"
+        if self.draw.random() < 0.5:
+            talk.messages += [{"role": "user", "content": reminder}, self.question()]
+        else:
+            talk.messages.append({"role": "user", "content": f"{reminder}\n{text(self.draw, 5)}"})
         self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def search(self, talk: Talk) -> None:

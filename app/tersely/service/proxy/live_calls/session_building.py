@@ -18,6 +18,7 @@ from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.pairing import repair
 from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Message
 from tersely.service.common import tokens
 from tersely.service.context.building import BuiltContext
 from tersely.service.context.context_config import count_additions, instructions_in, offers_in
@@ -276,7 +277,7 @@ class LiveSessionBuilder:
         """
         sources = prepared.sources or ()
         added = len(volatile)
-        frozen = 1 + max((index for index, source in enumerate(sources) if _is_in_head(source, epoch)), default=-1)
+        frozen = next((index for index, source in enumerate(sources) if not _is_in_head(source, epoch)), len(sources))
         elements = body_parts(prepared.body, self._dialect.name).elements
         between = len(sources) - frozen - 1 - added
         front = len(elements) - between - added
@@ -340,7 +341,7 @@ def _read_shown(
     kept, tail = around
     if shortens(epoch, (*kept, *tail)):
         return None
-    if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
+    if any(entry.seq not in counts for entry in tail) or (built.starts_epoch and _have_twins(kept, prepared)):
         return None
     added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
     fixed = before.fixed_tokens + added.total - counted.total
@@ -512,8 +513,8 @@ def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry
 
 
 def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
-    """Return whether a history has equal messages, one of them kept from before the cut: only a lookup can tell which
-    is which.
+    """Return whether a history has equal messages, one of them kept from before the cut. The next call looks up which
+    is which, and later calls keep to that.
     """
     if not kept or prepared.match.is_delta:
         return False
@@ -594,11 +595,20 @@ def _is_plain_call(prepared: PreparedCall) -> bool:
     links = arrival.links
     if found.is_delta and len(links) < len(arrival.messages):
         return False  # it brings instructions, which replace others
-    # Instructions lead the history, or there are none.
-    if not links or links != list(range(links[0], len(arrival.messages))):
-        return False
-    if not all(message.is_instruction for message in arrival.messages[: links[0]]):
-        return False
-    if isinstance(config.policy, EveryRequest):
+    if not links or not _is_orderly(arrival.messages, links) or isinstance(config.policy, EveryRequest):
         return False
     return arrival.messages[-1].role in {"user", "tool"}
+
+
+def _is_orderly(messages: Sequence[Message], links: Sequence[int]) -> bool:
+    """Return whether instructions lead the history, or there are none, and each message of injected blocks alone has
+    its place before a later message.
+    """
+    if not all(message.is_instruction for message in messages[: links[0]]):
+        return False
+    if len(links) == len(messages) - links[0]:
+        return True
+    known = set(links)
+    anchor = next((index for index in reversed(links) if messages[index].role != "tool"), 0)
+    others = [index for index in range(links[0], len(messages)) if index not in known]
+    return others[-1] < anchor and not any(messages[index].is_instruction for index in others)
