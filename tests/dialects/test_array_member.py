@@ -83,3 +83,16 @@ def test_a_nested_array_is_named_once(body: bytes) -> None:
 )
 def test_array_member_refuses_values_without_elements(more: bytes) -> None:
     assert read_more(more) is None
+
+
+@pytest.mark.parametrize("text", ["{[" * 300, '"{' * 500, "\\" * 401 + '"[{' * 401, "\\[" * 500])
+def test_brackets_in_texts_open_nothing(text: str) -> None:
+    item = json.dumps({"role": "tool", "content": text}).encode()
+    assert read_more(b"," + item) == [item]
+
+
+@given(st.lists(st.text(alphabet='"\\[{x'), min_size=1, max_size=5), st.integers(390, 410))
+def test_only_open_brackets_outside_texts_count(texts: list[str], depth: int) -> None:
+    item = b"[" * depth + json.dumps(texts).encode() + b"]" * depth
+    more = b"," + item + b"," + json.dumps("[" * 401).encode()
+    assert (read_more(more) is None) == (depth + 1 > 400)

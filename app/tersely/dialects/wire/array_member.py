@@ -72,10 +72,23 @@ def read_more(more: bytes) -> list[bytes] | None:
     None if ``more`` has another form, or if the parser of whole bodies must decide.
     """
     more = more.lstrip(_BLANKS)
-    if not more.startswith(b",") or more.count(b"{") + more.count(b"[") > _MAX_OPEN:
+    if not more.startswith(b","):
         return None
     try:
         more.decode()
-        return [bytes(item) for item in _array_decoder.decode(b"[" + more[1:] + b"]")] or None
+        items = [bytes(item) for item in _array_decoder.decode(b"[" + more[1:] + b"]")]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    # Code in a text has many brackets, which open nothing.
+    if _count_open(more) > _MAX_OPEN and _count_open(_without_strings(more)) > _MAX_OPEN:
+        return None
+    return items or None
+
+
+def _without_strings(text: bytes) -> bytes:
+    """Return valid JSON without its strings."""
+    return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+
+
+def _count_open(text: bytes) -> int:
+    return text.count(b"{") + text.count(b"[")
