@@ -455,9 +455,14 @@ def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
 
 def _plan_draft(start: EpochStartInputs, strategy: Strategy) -> Draft:
     composition = compose(strategy, start)
-    draft = run(start.draft, (*composition.shape, *composition.head))
     limit, target = _limits(start, cuts_itself=composition.cuts_itself, by_turns=needs_of(strategy).by_turns)
-    if composition.is_everything or limit is None or target is None or draft.tokens <= limit:
+    shaped = run(start.draft, composition.shape)
+    if composition.is_everything or limit is None or target is None:
+        return run(shaped, composition.head)
+    if composition.shrink is None and shaped.tokens > limit:
+        return _fit(start, composition, target)  # whatever the head would be
+    draft = run(shaped, composition.head)
+    if draft.tokens <= limit:
         return draft
     if composition.shrink is not None:
         shrunk = _shrink(start, composition.shrink, composition, target, draft)

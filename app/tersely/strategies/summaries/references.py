@@ -214,10 +214,11 @@ def render_references(
     name of the index. Empty when not one name fits.
     """
     turns: dict[int, list[str]] = {}
-    listed = head
+    # No name has a blank in it, so each word is searched once. The index is apart, since each name makes it anew.
+    words, index = "\n".join(dict.fromkeys(head.split())), ""
     spent = encode(title)
     for reference in references:
-        if reference.text in shown or reference.text in listed:
+        if reference.text in shown or reference.text in words or reference.text in index:
             continue
         cost = encode(f" {reference.text}")
         if reference.turn not in turns:
@@ -226,6 +227,6 @@ def render_references(
             break
         spent += cost
         turns.setdefault(reference.turn, []).append(reference.text)
-        listed = f"{listed}\n{reference.text}"
+        index = f"{index}\n{reference.text}"
     lines = [f"{write_turn_id(turn)}: {' '.join(names)}" for turn, names in sorted(turns.items())]
     return "\n".join([title, *lines]) if lines else ""
