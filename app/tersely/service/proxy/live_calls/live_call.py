@@ -56,7 +56,8 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """A call that continues a live session; for the steps that relay and record a reply it is a `PreparedCall`.
 
-    ``added`` are the entries of the echo and of the new messages, ``sums`` those of the whole context. ``pieces`` is
+    ``added`` are the entries of the echo and of the new messages, ``shown`` the same as the context shows them;
+    ``sums`` are those of the whole context. ``pieces`` is
     the body for the upstream, ``elements`` what it adds to the last one. ``expand`` returns what the full path makes of
     the call; that is done where something out of the ordinary happens, and kept as ``prepared``. ``write`` and
     ``description`` are made while the model works, ``alarm`` has the request stored where that takes long.
@@ -68,6 +69,7 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     started: datetime
     decision: Reconciliation
     added: Sequence[Entry]
+    shown: Sequence[Entry]
     sums: ContextSums
     window: int | None
     is_verbatim: bool
@@ -129,10 +131,9 @@ def tokens_before(live: LiveSession, sums: ContextSums) -> int:
 
 def tokens_after(live: LiveSession, sums: ContextSums) -> int:
     """Return the tokens of a context."""
-    repaired = live.repaired
-    return live.snapshot.fixed_tokens + sums.head + sums.kept + sums.tail + repaired.kept + repaired.tail
+    return live.snapshot.fixed_tokens + sums.head + sums.shown_kept + sums.shown_tail
 
 
 def layers_of(live: LiveSession, sums: ContextSums) -> tuple[LayerReport, ...]:
     """Return the layers of a context, as the report of the full path has them."""
-    return (*live.layers, LayerReport(name=TAIL, tokens=sums.tail + live.repaired.tail))
+    return (*live.layers, LayerReport(name=TAIL, tokens=sums.shown_tail))

@@ -19,6 +19,7 @@ from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
 from tersely.domain.history.reconciliation import Reconciliation, append_to_open_turn
 from tersely.domain.models import usable_window
 from tersely.domain.text.tags import NOTHING, TagKinds
+from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.context.building import BuiltContext, build
 from tersely.service.context.context_config import TokenBudget
@@ -26,7 +27,7 @@ from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
 from tersely.service.context.rendering import render
-from tersely.service.context.sent_contexts import MessageSource
+from tersely.service.context.sent_contexts import FULL, SHORTENED, MessageSource
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.memos.selection import memo_limit
 from tersely.service.proxy.call.call import Call, ContextLabels
@@ -52,7 +53,7 @@ from tersely.store.history.artifacts import spilled
 from tersely.strategies.epochs.policies import ContinueEpoch, TokenSums
 from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Full, Trim, strategy_name
-from tersely.strategies.reduction.shortening import shortens
+from tersely.strategies.reduction.shortening import apply_tiers
 
 
 class LivePreparer:
@@ -79,7 +80,8 @@ class LivePreparer:
         except UnpairedMessages:
             return "messages"
         window = self._window(live)
-        sums = live.sums.with_added(added, turn=live.turn)
+        shown = _as_shown(live, added)
+        sums = live.sums.with_added(added, shown, turn=live.turn)
         if _may_show_others(live, sums, added):
             return "messages"
         if not _keeps_epoch(found, sums, added, window, now):
@@ -87,9 +89,9 @@ class LivePreparer:
         if window is not None and tokens_after(live, sums) > window and not isinstance(live.config.strategy, Full):
             return "epoch"
         is_verbatim = live.is_verbatim and added[0].message is found.history.messages[0]
-        if live.sent is None and live.frame is None and not is_verbatim:
+        if live.sent is None and live.frame is None and not (is_verbatim and shown is added):
             return "messages"
-        composed = self._compose(call, found, (*found.revised, *added))
+        composed = self._compose(call, found, (*_as_shown(live, found.revised), *shown))
         if composed is None:
             return "messages"
         pieces, elements = composed
@@ -102,6 +104,7 @@ class LivePreparer:
             started=now,
             decision=decision,
             added=added,
+            shown=shown,
             sums=sums,
             window=window,
             is_verbatim=is_verbatim,
@@ -153,7 +156,7 @@ class LivePreparer:
         live = found.live
         if live.sent is not None:
             sources = [
-                MessageSource(element, entry.seq)
+                MessageSource(element, entry.seq, SHORTENED if entry.is_shortened else FULL)
                 for entry in entries
                 for raw in render(entry, self._dialect)
                 for element in self._elements(raw)
@@ -180,7 +183,11 @@ class LivePreparer:
                 for element in self._elements(entry.message.raw)
             ]
             return (call.body,), AddedMessages(pairs, live.instructions, volatile)
-        sources = [MessageSource(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
+        sources = [
+            MessageSource(raw, entry.seq, SHORTENED if entry.is_shortened else FULL)
+            for entry in entries
+            for raw in render(entry, self._dialect)
+        ]
         written = live.frame.write(self._dialect, [source.raw for source in sources])
         if written is None or len(sources) != len(entries):
             return None
@@ -290,12 +297,20 @@ def _may_show_others(live: LiveSession, sums: ContextSums, added: Sequence[Entry
     """Return whether the strategy may show something else than the messages: fewer of them, memos with a question, or a
     request to answer now.
     """
-    strategy, epoch = live.config.strategy, live.snapshot.epoch
-    if epoch is not None and epoch.tiers and shortens(epoch, added):
-        return True
+    strategy = live.config.strategy
     if isinstance(strategy, Trim):
         return sums.steps + len(live.snapshot.kept) >= strategy.max_steps
     return memo_limit(strategy) > 0 and added[-1].message.starts_turn
+
+
+def _as_shown(live: LiveSession, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries as the epoch shows them; the same object where it shortens none."""
+    epoch = live.snapshot.epoch
+    if epoch is None or not epoch.tiers:
+        return entries
+    name = tokens.encoding_for(live.request.model)
+    shown = apply_tiers(entries, epoch.tiers, encode=partial(tokens.recount, name=name))
+    return shown if any(entry.is_shortened for entry in shown) else entries
 
 
 def _shown_tags(live: LiveSession, added: Sequence[Entry]) -> TagKinds:
@@ -323,9 +338,7 @@ def _context(call: LiveCall) -> Context:
         layers=layers_of(call.live, sums),
         turns=(),
     )
-    return Context(
-        messages=(), epoch=epoch, report=report, repairs=call.live.repaired.repairs, is_whole=call.live.is_whole
-    )
+    return Context(messages=(), epoch=epoch, report=report, repairs=call.live.repairs, is_whole=call.live.is_whole)
 
 
 def whole_snapshot(found: Continuation, added: Sequence[Entry], window: int | None) -> Snapshot:

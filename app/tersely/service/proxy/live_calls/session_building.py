@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -13,7 +14,7 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.wire.array_member import find_array, find_array_end
-from tersely.domain.history.context import Context, LayerReport
+from tersely.domain.history.context import LayerReport, Repair
 from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, Snapshot
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.pairing import repair
@@ -29,11 +30,9 @@ from tersely.service.proxy.live_calls.deltas import first_deltas, next_deltas, s
 from tersely.service.proxy.live_calls.live_call import KEPT, TAIL, LiveCall
 from tersely.service.proxy.live_sessions.frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_sessions.live_session import (
-    NO_REPAIRS,
     ContextSums,
     DeltaSession,
     LiveSession,
-    Repairs,
     VolatileMessage,
     size_of,
     steady,
@@ -49,7 +48,7 @@ from tersely.strategies.epochs.cutting import cut_distances
 from tersely.strategies.epochs.policies import EveryRequest
 from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
 from tersely.strategies.pipeline import count_entries
-from tersely.strategies.reduction.shortening import shortens
+from tersely.strategies.reduction.shortening import apply_tiers
 
 
 class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +137,9 @@ class LiveSessionBuilder:
         messages, counts = found.history.messages, write.request.tokens
         counted = zip(call.added[1:], counts[found.echoes :], strict=True)
         new = (call.added[0], *(structs.replace(entry, tokens=count) for entry, count in counted))
+        shown = new
+        if call.shown is not call.added:
+            shown = tuple([one if one.is_shortened else other for one, other in zip(call.shown, new, strict=True)])
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
@@ -159,7 +161,7 @@ class LiveSessionBuilder:
             first_messages=first,
             last_question=question,
             snapshot=_grown_snapshot(call, new, state),
-            sums=live.sums.with_added(new, turn=live.turn),
+            sums=live.sums.with_added(new, shown, turn=live.turn),
             is_verbatim=call.is_verbatim,
             shown_kinds=call.shown_tags,
             reply=reply,
@@ -225,7 +227,7 @@ class LiveSessionBuilder:
             config=config,
             snapshot=shown.snapshot,
             sums=shown.sums,
-            repaired=shown.repaired,
+            repairs=shown.repairs,
             is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
             is_whole=shown.is_whole,
             shown_kinds=prepared.shown_tags,
@@ -247,6 +249,7 @@ class LiveSessionBuilder:
     ) -> _Bodies | None:
         """Find where the next call continues both bodies; None where they do not end with the newest message."""
         newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
+        newest_sent = self._history.elements(prepared.sources[-1].raw)[-1] if prepared.sources else newest
         place = find_array(call.body, self._history.path)
         if place is None or not call.body.endswith(newest, 0, place[1]):
             return None
@@ -260,7 +263,7 @@ class LiveSessionBuilder:
             frame = self._frame(call, prepared, epoch, place, volatile)
             return None if frame is None else _Bodies(end=end, history_end=place[1], frame=frame)
         sent_end = find_array_end(prepared.body, self._history.path) or 0
-        if not sent_end or not prepared.body.endswith(newest, 0, sent_end):
+        if not sent_end or not prepared.body.endswith(newest_sent, 0, sent_end):
             return None
         return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
 
@@ -320,7 +323,7 @@ class _ShownContext(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
     snapshot: Snapshot
     sums: ContextSums
-    repaired: Repairs
+    repairs: tuple[Repair, ...]
     layers: tuple[LayerReport, ...]
     is_whole: bool
 
@@ -339,8 +342,6 @@ def _read_shown(
     if around is None or not _are_plain(*around, epoch, reply):
         return None
     kept, tail = around
-    if shortens(epoch, (*kept, *tail)):
-        return None
     if any(entry.seq not in counts for entry in tail) or (built.starts_epoch and _have_twins(kept, prepared)):
         return None
     added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
@@ -351,10 +352,9 @@ def _read_shown(
     around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
     around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
     head = epoch.head_tokens + around_blocks
-    repaired = _repairs_of(epoch, context, kept, tail)
-    if repaired is None or not _is_as_summed(
-        built, fixed, head, older, count_entries(kept), count_entries(tail), repaired
-    ):
+    model, repairs = prepared.request.model, context.repairs
+    shown = _as_shown(epoch, model, kept, tail, repairs)
+    if shown is None or not _is_as_summed(built, fixed, older, _sums(head, kept, tail, shown)):
         return None
     if not layers or layers[-1].name != TAIL:
         return None
@@ -365,8 +365,10 @@ def _read_shown(
         tail, apart = count_apart(tail, [entry for entry in kept if entry.seq in counts], before.injected)
         by_seq = {entry.seq: entry for entry in apart}
         kept = tuple([by_seq.get(entry.seq, entry) for entry in kept])
-    if repaired.repairs:
-        repaired = _repair_tokens(kept, tail)
+    shown = _as_shown(epoch, model, kept, tail, repairs)
+    if shown is None:
+        return None
+    sums = _sums(head, kept, tail, shown)
     snapshot = structs.replace(
         before,
         entries=tail,
@@ -380,12 +382,12 @@ def _read_shown(
         calls=session.calls,
         last_call_at=session.last_call_at,
     )
-    recounted = {KEPT: count_entries(kept) + repaired.kept}
+    recounted = {KEPT: sums.shown_kept}
     return _ShownContext(
         epoch=epoch,
         snapshot=snapshot,
-        sums=_sums(head, kept, tail),
-        repaired=repaired,
+        sums=sums,
+        repairs=repairs,
         layers=tuple([structs.replace(each, tokens=recounted.get(each.name, each.tokens)) for each in layers[:-1]]),
         is_whole=context.is_whole,
     )
@@ -410,44 +412,34 @@ def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tu
     return kept, tuple([entry for entry in shown if entry.seq >= epoch.cut])
 
 
-def _repairs_of(epoch: Epoch, context: Context, kept: Sequence[Entry], tail: Sequence[Entry]) -> Repairs | None:
-    """Return the repairs of a context, all of which come again whatever is appended to it; None where that is not
-    certain.
+def _as_shown(
+    epoch: Epoch, model: str, kept: Sequence[Entry], tail: Sequence[Entry], repairs: Sequence[Repair]
+) -> Sequence[Entry] | None:
+    """Return the messages around a cut as the context shows them: shortened, and with its ``repairs``. What is appended
+    to them changes neither. None where they would need other repairs.
     """
-    if not context.repairs:
-        return NO_REPAIRS
+    encode = partial(tokens.recount, name=tokens.encoding_for(model))
+    shown = apply_tiers((*kept, *tail), epoch.tiers, encode=encode)
+    if not repairs:
+        return shown
     if epoch.prefixes:
-        return None
-    found = _repair_tokens(kept, tail)
-    return found if found.repairs == context.repairs else None
+        return None  # they are part of what is repaired
+    mended, found = repair(shown)
+    return mended if found == repairs else None
 
 
 def _ends_unrepaired(shown: _ShownContext, count: int) -> bool:
-    """Return whether a context ends with ``count`` messages as they are."""
-    repaired = {each.seq for each in shown.repaired.repairs}
+    """Return whether no repair concerns the last ``count`` messages of a context."""
+    repaired = {each.seq for each in shown.repairs}
     return repaired.isdisjoint([entry.seq for entry in shown.snapshot.entries[-count:]])
 
 
-def _repair_tokens(kept: Sequence[Entry], tail: Sequence[Entry]) -> Repairs:
-    """Return the repairs of messages around a cut, and what they change in their tokens."""
-    entries, repairs = repair((*kept, *tail))
-    before = {entry.seq for entry in kept}
-    tokens_kept = count_entries([entry for entry in entries if entry.seq in before])
-    return Repairs(
-        repairs,
-        kept=tokens_kept - count_entries(kept),
-        tail=count_entries(entries) - tokens_kept - count_entries(tail),
-    )
-
-
-def _is_as_summed(
-    built: BuiltContext, fixed: int, head: int, older: int, kept: int, tail: int, repaired: Repairs
-) -> bool:
+def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: ContextSums) -> bool:
     """Return whether the sums equal the tokens of the report. Otherwise the report counts something that they lack."""
     report = built.context.report
-    if report.tokens_after != fixed + head + kept + tail + repaired.kept + repaired.tail:
+    if report.tokens_after != fixed + sums.head + sums.shown_kept + sums.shown_tail:
         return False
-    return built.starts_epoch or report.tokens_before == fixed + max(older, kept) + tail
+    return built.starts_epoch or report.tokens_before == fixed + max(older, sums.kept) + sums.tail
 
 
 def _is_in_head(source: MessageSource, epoch: Epoch) -> bool:
@@ -469,14 +461,18 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[VolatileMe
     return tuple(VolatileMessage(message.raw, each.digest) for message, each in incoming)
 
 
-def _sums(head: int, kept: Sequence[Entry], tail: Sequence[Entry]) -> ContextSums:
+def _sums(head: int, kept: Sequence[Entry], tail: Sequence[Entry], shown: Sequence[Entry]) -> ContextSums:
     everything = (*kept, *tail)
     running = everything[-1].turn
     has_pins = True in [entry.pinned for entry in everything]
+    before = {entry.seq for entry in kept}
+    shown_kept = count_entries([entry for entry in shown if entry.seq in before])
     return ContextSums(
         head=head,
         kept=count_entries(kept),
         tail=count_entries(tail),
+        shown_kept=shown_kept,
+        shown_tail=count_entries(shown) - shown_kept,
         questions=count_entries([e for e in everything if e.turn == running and e.message.starts_turn]),
         steps=[entry.message.role for entry in tail].count("assistant"),
         distances=None if has_pins else cut_distances(tail),
@@ -502,9 +498,7 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
     # Instructions in front of a question are part of the body that went upstream.
     if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):
         return False
-    if epoch.folds_repeats:
-        return False
-    return not (epoch.is_stale or epoch.must_rebuild or epoch.retrieved)
+    return not (epoch.folds_repeats or epoch.is_stale or epoch.must_rebuild)
 
 
 def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:

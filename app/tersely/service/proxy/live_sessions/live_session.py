@@ -43,18 +43,23 @@ KEY_BYTES = 64
 class ContextSums(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
     ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
-    (``questions``). ``steps`` counts the replies in the tail. ``distances``: see `surely_keeps`; None: not known.
+    (``questions``); ``shown_kept`` and ``shown_tail``: of the same as the context shows them, repaired and shortened.
+    ``steps`` counts the replies in the tail. ``distances``: see `surely_keeps`; None: not known.
     """
 
     head: int
     kept: int
     tail: int
+    shown_kept: int
+    shown_tail: int
     questions: int
     steps: int
     distances: CutDistances | None
 
-    def with_added(self, added: Sequence[Entry], *, turn: int) -> ContextSums:
-        """Return the sums with entries of a reply and what follows it; ``turn`` was the running one before them."""
+    def with_added(self, added: Sequence[Entry], shown: Sequence[Entry], *, turn: int) -> ContextSums:
+        """Return the sums with entries of a reply and what follows it, which the context shows as ``shown``; ``turn``
+        was the running one before them.
+        """
         running = added[-1].turn
         tokens = steps = 0
         questions = self.questions if running == turn else 0
@@ -66,20 +71,17 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
             elif role == "user" and entry.turn == running and entry.message.starts_turn:
                 questions += entry.tokens
         distances = None if self.distances is None else self.distances.with_added(added)
-        return ContextSums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, distances)
-
-
-class Repairs(msgspec.Struct, frozen=True, gc=False):
-    """The repairs that a context needed, and the tokens that they add to the messages before the cut (``kept``) and to
-    those behind it (``tail``); negative where they take some. What is appended to a context changes neither.
-    """
-
-    repairs: tuple[Repair, ...] = ()
-    kept: int = 0
-    tail: int = 0
-
-
-NO_REPAIRS = Repairs()
+        shown_tokens = tokens if shown is added else sum([entry.tokens for entry in shown])
+        return ContextSums(
+            self.head,
+            self.kept,
+            self.tail + tokens,
+            self.shown_kept,
+            self.shown_tail + shown_tokens,
+            questions,
+            self.steps + steps,
+            distances,
+        )
 
 
 class VolatileMessage(msgspec.Struct, frozen=True, gc=False):
@@ -158,7 +160,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     config: ContextConfig
     snapshot: Snapshot
     sums: ContextSums
-    repaired: Repairs
+    repairs: tuple[Repair, ...]
     is_verbatim: bool
     is_whole: bool
     shown_kinds: TagKinds

@@ -177,7 +177,7 @@ class Recorder:
         call.disarm()
         write = self._live_write(call, reply, status)
         self._counter.count_tokens(write.report)
-        self._counter.count_repairs(call.live.repaired.repairs)
+        self._counter.count_repairs(call.live.repairs)
         self._counter.count_reported(write.report, call.call.tenant, call.live.request.model, is_one_round=True)
         tenant, session_id = call.call.tenant, call.live.session.id
         checked = self._live.now(tenant)
