@@ -168,18 +168,16 @@ def _ready(stage: ReplaySetting, conversation: Conversation, step: RecordedCall)
     """Return the client's request of a call, and prepare the model's reply."""
     seed = (conversation.id, conversation.number, step.index)
     expected = ExpectedReply(message=step.reply, seed=seed, share=stage.share, dialect=step.dialect)
-    return step.request(_reply_form(stage, conversation, step, seed)), expected
+    return step.request(_reply_form(stage, conversation, step)), expected
 
 
-def _reply_form(
-    stage: ReplaySetting, conversation: Conversation, step: RecordedCall, seed: tuple[object, ...]
-) -> ReplyForm:
-    """Choose the form of a reply. Half of the calls are streamed; Gemini's JSON arrays are for programs without event
-    streams.
+def _reply_form(stage: ReplaySetting, conversation: Conversation, step: RecordedCall) -> ReplyForm:
+    """Choose the form of a reply, the same throughout a conversation, as clients do. Half of the conversations are
+    streamed; Gemini's JSON arrays are for programs without event streams.
     """
     if step.dialect in ARRAYS and chance("array", conversation.id, conversation.number) < HAS_OPTION:
         return ReplyForm(model=stage.model_name, is_streamed=True, has_option=True)
-    draw = chance("stream", *seed)
+    draw = chance("stream", conversation.id, conversation.number)
     has_option = step.dialect not in ARRAYS and draw < STREAMED * HAS_OPTION
     return ReplyForm(model=stage.model_name, is_streamed=draw < STREAMED, has_option=has_option)
 
