@@ -845,6 +845,7 @@ WINDOW = '{"name": "window", "context_size": 3, "memos": 0}'
     [
         *product((WINDOW, "trim", "compact", "tiered"), range(max(1, SEEDS - 4))),
         (WINDOW, 7),  # an epoch keeps a message whose tokens were estimated when it began
+        ("trim", 11),  # a plan for another strategy offers tools that the epoch before it offered too
         (WINDOW, 22),  # an epoch keeps a message with a block of the client's from long before
     ],
 )

@@ -73,7 +73,7 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
         derived = derive_lines(config.strategy, past, history.epoch_inputs)
     whole = with_retrieved_turns(snapshot, history.epoch_inputs, epoch)
     context = build_context(whole, epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name))
-    after, before = count_additions(epoch, config), count_additions(snapshot.epoch, config)
+    after, before = count_additions(epoch, config), budget.added
     more = {"instructions": after.instructions - before.instructions, "tools": after.tools - before.tools}
     return BuiltContext(
         context=_with_more_fixed_tokens(context, more), starts_epoch=True, derived=derived, states=states

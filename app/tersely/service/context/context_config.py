@@ -62,11 +62,23 @@ class ContextConfig(msgspec.Struct, frozen=True, kw_only=True):
         return first_seq_needed(epoch, strategy=self.strategy, policy=self.policy)
 
 
+class FixedCounts(NamedTuple):
+    """Tokens of instructions and of tools."""
+
+    instructions: int
+    tools: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of both."""
+        return self.instructions + self.tools
+
+
 class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a context may use.
 
-    ``fixed_tokens``: tokens of instructions and tools; ``tool_tokens``: of the tools among them. ``window``: the
-    model's window less its reserve.
+    ``fixed_tokens``: tokens of instructions and tools; ``tool_tokens``: of the tools among them; ``added``: of those
+    among both that are Tersely's own. ``window``: the model's window less its reserve.
     ``model_window``: the whole window. ``last_call_at``: time of the agent's last activity in a session that has no
     call through Tersely.
     """
@@ -75,6 +87,7 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None
     now: datetime
     tool_tokens: int = 0
+    added: FixedCounts = FixedCounts(0, 0)
     model_window: int | None = None
     last_call_at: datetime | None = None
 
@@ -92,18 +105,6 @@ def offers_in(epoch: Epoch | None, config: ContextConfig) -> list[ToolOffer]:
 def instructions_in(epoch: Epoch | None, config: ContextConfig) -> str | None:
     """Return the instructions that stand in front throughout an epoch. A plain epoch has none there."""
     return None if epoch is not None and epoch.is_plain else config.instructions
-
-
-class FixedCounts(NamedTuple):
-    """Tokens of instructions and of tools."""
-
-    instructions: int
-    tools: int
-
-    @property
-    def total(self) -> int:
-        """Tokens of both."""
-        return self.instructions + self.tools
 
 
 def count_additions(epoch: Epoch | None, config: ContextConfig) -> FixedCounts:

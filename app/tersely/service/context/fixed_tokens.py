@@ -24,8 +24,8 @@ async def count_fixed(
     given: Sequence[Message] = (),
     *,
     model: str = "",
-) -> FixedCounts:
-    """Count the tokens of instructions and tools.
+) -> tuple[FixedCounts, FixedCounts]:
+    """Count the tokens of instructions and tools, and those of Tersely's own among them.
 
     Instructions: ``given``, or else the stored ones, and Tersely's own. Tools: those of the session's last call and
     those that Tersely offers.
@@ -42,7 +42,8 @@ async def count_fixed(
     counter = tokens.FixedTokens()
     given_tokens = await run_in_thread_if_large(sum(map(len, raws)), counter.count_instructions, model, raws)
     tool_tokens = await run_in_thread_if_large(len(tools), counter.count_tools, model, tools)
-    return FixedCounts(instructions=given_tokens + added.instructions, tools=tool_tokens + added.tools)
+    fixed = FixedCounts(instructions=given_tokens + added.instructions, tools=tool_tokens + added.tools)
+    return fixed, added
 
 
 async def budget_outside_calls(
@@ -64,10 +65,11 @@ async def budget_outside_calls(
     known. ``given`` are instructions that replace the stored ones.
     """
     window = max_tokens or window_of(model, calibrations)
-    fixed = await count_fixed(connection, tenant, session, config, given, model=model)
+    fixed, added = await count_fixed(connection, tenant, session, config, given, model=model)
     return TokenBudget(
         fixed_tokens=fixed.total,
         tool_tokens=fixed.tools,
+        added=added,
         window=window,
         now=now,
         model_window=max_tokens or known_window(model),

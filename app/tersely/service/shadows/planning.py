@@ -13,7 +13,7 @@ from msgspec import structs
 from tersely.domain.history.history import LOG_ENTRIES, Entry, Epoch, EpochInputs, Snapshot, TerseEntry
 from tersely.domain.messages import Message
 from tersely.service.context.building import BuiltContext, build, derive_lines, keeps_log_of_turns
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
+from tersely.service.context.context_config import ContextConfig, FixedCounts, TokenBudget, count_additions
 from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import count_older_tokens
 from tersely.service.recognition.session_lookup import SessionMatch
@@ -43,9 +43,12 @@ class AnsweredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingContext:
-    """A context before it is built. ``epoch_start`` is set where an epoch starts; building it takes epoch inputs."""
+    """A context before it is built. ``epoch_start`` is set where an epoch starts; building it takes epoch inputs.
+    ``added``: Tersely's own among the fixed tokens of ``snapshot``.
+    """
 
     snapshot: Snapshot
+    added: FixedCounts
     epoch_start: StartEpoch | None
 
 
@@ -71,7 +74,9 @@ def prepare_context(call: AnsweredCall, epoch: Epoch | None) -> PendingContext:
         folds_repeats=config.folds_repeats,
     )
     decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=call.budget.now)
-    return PendingContext(snapshot=snapshot, epoch_start=decision if isinstance(decision, StartEpoch) else None)
+    return PendingContext(
+        snapshot=snapshot, added=added, epoch_start=decision if isinstance(decision, StartEpoch) else None
+    )
 
 
 def matched_with(match: SessionMatch, epoch: Epoch | None) -> SessionMatch:
@@ -89,7 +94,7 @@ def build_shadow(call: AnsweredCall, pending: PendingContext, inputs: EpochInput
         epoch_inputs=_with_log(call, pending.snapshot, inputs),
         is_verbatim=False,
     )
-    return build(history, call.config, call.budget, call.model)
+    return build(history, call.config, structs.replace(call.budget, added=pending.added), call.model)
 
 
 def _with_log(call: AnsweredCall, snapshot: Snapshot, inputs: EpochInputs) -> EpochInputs:

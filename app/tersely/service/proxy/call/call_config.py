@@ -71,6 +71,7 @@ class CallConfig:
         return TokenBudget(
             fixed_tokens=instructions + tools,
             tool_tokens=tools,
+            added=added,
             window=None if window is None else self._calibrated(request, window),
             now=now,
             model_window=known_window(request.model),

@@ -22,7 +22,7 @@ from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.context.building import BuiltContext, build
-from tersely.service.context.context_config import TokenBudget
+from tersely.service.context.context_config import TokenBudget, count_additions
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
@@ -245,6 +245,7 @@ class LivePreparer:
         budget = TokenBudget(
             fixed_tokens=live.snapshot.fixed_tokens,
             tool_tokens=live.snapshot.tool_tokens,
+            added=count_additions(live.snapshot.epoch, live.config),
             window=call.window,
             now=call.started,
             model_window=live.snapshot.model_window,

@@ -344,7 +344,7 @@ def _read_shown(
     kept, tail = around
     if any(entry.seq not in counts for entry in tail) or (built.starts_epoch and _have_twins(kept, prepared)):
         return None
-    added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
+    added, counted = count_additions(epoch, config), prepared.budget.added
     fixed = before.fixed_tokens + added.total - counted.total
     older = 0 if epoch.cut == 1 else epoch.older_tokens
     layers = context.report.layers
