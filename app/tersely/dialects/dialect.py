@@ -274,11 +274,17 @@ class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
     ``path`` names the members that lead to it; without one, requests are always read whole. ``read`` reads the
     elements behind those of the earlier request, of which the first ones repeat its reply; it raises
     ``InvalidRequest`` where they are not written as they came. ``elements`` are those that a message is written as.
+
+    ``reply_id`` and ``conversation`` are the members with which a request references its history instead; without such
+    members, none does. A string in place of the array is one message: ``text_element`` returns its element.
     """
 
     path: tuple[str, ...] = ()
     read: Callable[[Sequence[bytes]], Sequence[Message]] = _nothing
     elements: Callable[[bytes], Sequence[bytes]] = _itself
+    reply_id: str = ""
+    conversation: str = ""
+    text_element: Callable[[bytes], bytes] | None = None
 
 
 def _is_never(_: bytes) -> bool:

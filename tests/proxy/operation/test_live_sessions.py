@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from itertools import count, product
+from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import asyncpg
@@ -33,6 +33,7 @@ from tersely.service.proxy.live_sessions.live_session import LiveSession, LiveSe
 from tersely.settings import Settings
 from tersely.store.commit.writer import HOLD
 from tests.conftest import Database, Server, new_database
+from tests.support.live_sides import UNEQUAL, Clock, Side, sides, stored
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, scripted
 
@@ -41,7 +42,6 @@ STEPS = 45
 # Four seeds play one replica and two, `slim` and `full`, and three epoch policies. `TERSELY_TEST_SEEDS=12` plays more
 # conversations.
 SEEDS = int(os.environ.get("TERSELY_TEST_SEEDS", "4"))
-# Headers that are never the same twice.
 PATHS = {
     "openai_chat": "/v1/chat/completions",
     "openai_responses": "/v1/responses",
@@ -50,7 +50,6 @@ PATHS = {
     "gemini_gca": "",
 }
 GEMINI = {"gemini": f"/v1beta/models/{MODEL}", "gemini_gca": "/v1internal"}
-UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
 WORDS = re.findall(
     r"\w+",
     "alpha beta gamma delta file test error value result server client table index query cache token session "
@@ -70,63 +69,6 @@ TOOL = {
     "type": "function",
     "function": {"name": "read_file", "description": "Read a file.", "parameters": {"type": "object"}},
 }
-# What is stored, without what differs from run to run: ids that are made up, and times.
-TABLES = {
-    "messages": "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, call, "
-    "digest, chain, raw, model_raw",
-    "calls": "number, turn, model, strategy, epoch, cut, tokens_before, tokens_after, input_tokens, cached_tokens, "
-    "output_tokens, status, weight, sent",
-    "terse": "turn, seq, number, role, source, text",
-    "states": "seq, number, source, text",
-    "epochs": "number, cut, reason, head_tokens, tokens_before, tokens_after",
-    "attributes": "digest, kind, raw",
-    "artifacts": "sha256, seq, call_id, chars",
-    "appends": "digest, first_seq, last_seq, turn",
-}
-SESSIONS = (
-    "strategy, epoch_policy, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, open_chain, "
-    "last_strategy, last_epoch_policy"
-)
-
-
-@dataclass
-class Side:
-    """A model host, a database, and the services in front of it. ``at`` is the one that is called."""
-
-    model: Model
-    services: list[Service]
-    http: httpx.Client
-    at: int = 0
-
-    def post(self, path: str, **more: Any) -> httpx.Response:
-        return self.request("POST", path, **more)
-
-    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return self.http.request(method, f"{self.services[self.at].url}{path}", **more)
-
-    def hits(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for service in self.services:
-            for line in self.http.get(f"{service.url}/metrics").text.splitlines():
-                if line.startswith("tersely_live_calls_total{"):
-                    name, _, value = line.rpartition(" ")
-                    found[name.split('"')[1]] += int(float(value))
-        return found
-
-
-@contextmanager
-def sides(server: Server, *, replicas: int, **settings: Any) -> Iterator[tuple[Side, Side]]:
-    """The same services twice: with live sessions, and without."""
-    with ExitStack() as stack:
-        made = []
-        for live in ("64", "off"):
-            model = stack.enter_context(scripted())
-            database = stack.enter_context(new_database(server))
-            services = [
-                stack.enter_context(serve(database, model.url, live_sessions=live, **settings)) for _ in range(replicas)
-            ]
-            made.append(Side(model, services, stack.enter_context(httpx.Client(timeout=60))))
-        yield made[0], made[1]
 
 
 def text(draw: random.Random, words: int) -> str:
@@ -154,6 +96,11 @@ class Talk:
     # Of the responses format: whether the host keeps replies, and the id of the last one.
     is_kept: bool = False
     reply_id: str = ""
+    # Whether calls reference their history: by the reply that they continue, or by a conversation that the host lacks.
+    is_referenced: bool = False
+    conversation: str = ""
+    # The ids of the replies that the client got, and how many messages it had then: it may go back to each.
+    points: list[tuple[str, int]] = field(default_factory=list)
 
     def path_of(self, *, stream: bool) -> str:
         """The address of a call: Gemini's says whether the reply is streamed."""
@@ -171,11 +118,16 @@ class Talk:
             return self.anthropic_body(messages, stream=stream)
         if self.dialect == "openai_responses":
             beside: dict[str, Any] = {"model": MODEL, "store": self.is_kept}
-            beside |= {"previous_response_id": after} if after else {}
+            if self.conversation:
+                beside |= {"conversation": {"id": self.conversation} if self.is_spaced else self.conversation}
+            elif after:
+                beside |= {"previous_response_id": after}
             beside |= {"instructions": self.system} if self.system else {}
             beside |= {"tools": [{"type": "function", **tool["function"]} for tool in self.tools]} if self.tools else {}
             beside |= {"stream": True} if stream else {}
-            return self.whole({"input": as_items(messages)}, beside)
+            is_text = self.is_referenced and len(messages) == 1 and isinstance(messages[0]["content"], str)
+            is_text = is_text and messages[0]["role"] == "user" and len(messages[0]["content"]) % 2 == 0
+            return self.whole({"input": messages[0]["content"] if is_text else as_items(messages)}, beside)
         if self.dialect in GEMINI:
             beside = {"systemInstruction": {"parts": [{"text": self.system}]}} if self.system else {}
             declared = [tool["function"] for tool in self.tools]
@@ -371,26 +323,19 @@ def read_anthropic_stream(answer: str) -> dict[str, Any] | None:
     return read_anthropic(blocks)
 
 
-class Clock:
-    """The same time for both sides but for microseconds, so that no minute ends between them."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 3, 1, 12, 0, 10, tzinfo=UTC)
-        self.ticks = count(1)
-
-    def __call__(self) -> datetime:
-        return self.now + timedelta(microseconds=next(self.ticks))
-
-
 class Player:
     """Drives both sides through the same random steps."""
 
     def __init__(
-        self, seed: int, live: Side, plain: Side, clock: Clock, dialect: str = "openai_chat", deltas: float = 0.1
-    ) -> None:
-        """``deltas``: the part of the conversations whose calls bring only their new messages."""
+        self, seed: int, live: Side, plain: Side, clock: Clock, dialect: str = "openai_chat", deltas: float = 0.1,
+        references: float = 0.0,
+    ) -> None:  # fmt: skip
+        """``deltas``: the part of the conversations whose calls bring only their new messages. ``references``: the part
+        whose calls reference their histories beside them.
+        """
         self.dialect = dialect
         self.deltas = deltas
+        self.references = references
         self.clock = clock
         self.draw = random.Random(seed)
         self.seed = seed
@@ -413,6 +358,8 @@ class Player:
             talk = self.draw.choice(self.talks[-3:])
             if self.draw.random() < 0.3:
                 self.live.at = self.plain.at = self.draw.randrange(len(self.live.services))
+            if talk.conversation and step in (self.edit, self.regenerate):
+                step = self.append
             if talk.is_delta and step in (self.edit, self.regenerate, self.several, self.twin, self.delta):
                 step = self.append
             self.done.append(f"{step.__name__} {talk.key}")
@@ -459,6 +406,9 @@ class Player:
         return found[0][2]
 
     def body(self, talk: Talk, messages: list[dict[str, Any]] | None, *, stream: bool, after: str) -> bytes:
+        if talk.is_referenced and messages is None:
+            after = talk.points[-1][0] if talk.points else ""
+            return talk.body(talk.messages[talk.known :], stream=stream, after=after)
         if messages is not None or not talk.is_delta:
             return talk.body(talk.messages if messages is None else messages, stream=stream, after=after)
         system = talk.system
@@ -512,6 +462,7 @@ class Player:
             return
         talk.messages.append(reply)
         talk.known = len(talk.messages)
+        talk.points.append((talk.reply_id, talk.known))
         answers = [
             {"role": "tool", "tool_call_id": call["id"], "content": text(self.draw, self.draw.choice((5, 60, 400)))}
             for call in reply.get("tool_calls") or ()
@@ -557,7 +508,10 @@ class Player:
             is_kept=self.dialect == "openai_responses" and self.draw.random() < 0.5,
         )
         named = self.draw.random()
-        if named < self.deltas:
+        if self.references and (self.draw.random() < self.references or not self.talks):
+            talk.is_referenced = True
+            talk.conversation = self.draw.choice(("", "", f"conv_{talk.key}"))
+        elif named < self.deltas:
             talk.is_delta = True
             talk.marks = self.draw.choice((0, 0, talk.marks))  # stored breakpoints leave no room for Tersely's own
             talk.headers = {"x-tersely-session": talk.key}
@@ -587,7 +541,20 @@ class Player:
         for _ in range(self.draw.choice((1, 2, 4))):
             self.hear(talk, self.send(talk, replies=(self.calling(count=self.draw.choice((1, 1, 2))),)))
 
+    def go_back(self, talk: Talk, points: int) -> None:
+        """Forget what came after an earlier reply, of which so many are left."""
+        del talk.points[points:]
+        talk.known = talk.points[-1][1] if talk.points else 0
+        del talk.messages[talk.known :]
+
     def edit(self, talk: Talk) -> None:
+        if talk.is_referenced:
+            self.go_back(talk, self.draw.randint(0, len(talk.points)))
+            called = talk.messages[-1].get("tool_calls", ()) if talk.messages else ()
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "Another result."} for call in called]
+            talk.messages += results or [self.question()]
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
+            return
         users = [index for index, message in enumerate(talk.messages) if message["role"] == "user"]
         if users:
             index = self.draw.choice(users)
@@ -595,6 +562,13 @@ class Player:
             self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def regenerate(self, talk: Talk) -> None:
+        if talk.is_referenced:
+            before = talk.points[-2][1] if len(talk.points) > 1 else 0
+            asked = talk.messages[before : talk.known - 1]
+            self.go_back(talk, max(0, len(talk.points) - 1))
+            talk.messages += asked or [self.question()]
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
+            return
         while talk.messages and talk.messages[-1]["role"] != "user":
             talk.messages.pop()
         if talk.messages:
@@ -704,7 +678,7 @@ class Player:
     def by_id(self, talk: Talk) -> None:
         """Some calls that name their history by the last reply's id."""
         for _ in range(self.draw.choice((1, 2, 3))):
-            if not talk.reply_id or talk.is_delta:
+            if not talk.reply_id or talk.is_delta or talk.is_referenced:
                 return
             if not self.is_open(talk):
                 talk.messages.append(self.question())
@@ -788,23 +762,6 @@ def _loaded(value: str) -> object:
     return json.loads(value) if value.startswith("{") else value
 
 
-async def stored(database: Database) -> list[Any]:
-    """Everything that is stored, session by session in the order in which they were made."""
-    connection = await asyncpg.connect(database.admin_dsn)
-    try:
-        found: list[Any] = []
-        for session in await connection.fetch(f"SELECT id, {SESSIONS} FROM sessions ORDER BY created_at, id"):
-            found.append(("session", *list(session.values())[1:]))
-            for table, columns in TABLES.items():
-                # Descriptions of what was sent may name the same bytes in different ways.
-                where = "session_id = $1" + (" AND kind <> 'sent'" if table == "attributes" else "")
-                rows = await connection.fetch(f"SELECT {columns} FROM {table} WHERE {where}", session["id"])
-                found += sorted(((table, *row.values()) for row in rows), key=repr)
-        return found
-    finally:
-        await connection.close()
-
-
 def forget_at_random(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
     """Evict live sessions at random moments."""
     find = LiveSessions.find
@@ -823,6 +780,16 @@ def test_live_sessions_send_and_store_the_same_as_the_full_path(
     server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
 ) -> None:
     played = play_both(server, monkeypatch, dialect, seed)
+    assert played.live == played.plain
+    assert played.hits["hit"] >= 1, played.hits
+
+
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
+def test_live_references_send_and_store_the_same_as_the_full_path(
+    server: Server, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Calls name the last reply, an earlier one, or a conversation."""
+    played = play_both(server, monkeypatch, "openai_responses", seed, deltas=0.05, references=0.8)
     assert played.live == played.plain
     assert played.hits["hit"] >= 1, played.hits
 
@@ -873,6 +840,7 @@ def play_both(
     seed: int,
     *,
     deltas: float = 0.1,
+    references: float = 0.0,
     strategy: str = "",
 ) -> Played:
     """Play one seed on both sides. Asserts after each step that the model hosts received the same bytes."""
@@ -882,13 +850,13 @@ def play_both(
     monkeypatch.setattr("tersely.composition.application.clock", clock)
     if seed % 4 == 2:
         monkeypatch.setattr(live_matching, "TRUSTED", 0.0)  # what another replica changes counts at once
-    settings = {
+    settings: dict[str, Any] = {
         "strategy": strategy or ("full" if seed % 4 == 3 else "slim"),
         "epoch": EPOCHS[seed % 3],
         "instructions": "off" if seed % 3 == 2 else "on",
     }
     with sides(server, replicas=2 if seed % 4 == 2 else 1, **settings) as (live, plain):
-        player = Player(seed, live, plain, clock, dialect, deltas)
+        player = Player(seed, live, plain, clock, dialect, deltas, references)
         player.play(STEPS)
         hits = live.hits()
         ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in (live, plain))

@@ -22,7 +22,14 @@ OPENAI_RESPONSES = replace(
         stream=stream,
         whole=whole,
         rounds=ROUNDS,
-        history=HistoryMember(path=("input",), read=read.read_appended, elements=items_of),
+        history=HistoryMember(
+            path=("input",),
+            read=read.read_appended,
+            elements=items_of,
+            reply_id=write.REPLY_ID,
+            conversation=write.CONVERSATION,
+            text_element=read.string_message,
+        ),
         streaming=StreamEvents(
             heartbeat=b": keep-alive\n\n",
             end_marks=beginnings(*_ENDS),

@@ -28,7 +28,8 @@ from tersely.dialects.wire.members import split_body
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
 
-CHAIN = ("previous_response_id", "conversation")
+REPLY_ID, CONVERSATION = "previous_response_id", "conversation"
+CHAIN = (REPLY_ID, CONVERSATION)
 """Members by which the provider puts a history of its own in front of the input."""
 
 _UNFINISHED = ("in_progress", "incomplete")

@@ -26,7 +26,7 @@ def find_array(body: bytes, path: Sequence[str]) -> tuple[int, int] | None:
     """
     start, end = 0, len(body)
     for name in path:
-        found = _find_member(body[start:end], name)
+        found = find_member(body[start:end], name)
         if found is None:
             return None
         start, end = start + found[0], start + found[1]
@@ -42,9 +42,9 @@ def find_array_end(body: bytes, path: Sequence[str]) -> int | None:
     return None if found is None else found[1]
 
 
-def _find_member(body: bytes, name: str) -> tuple[int, int] | None:
+def find_member(body: bytes, name: str) -> tuple[int, int] | None:
     """Return where the value of the member ``name`` begins and ends; None where there is none, or a member is named
-    twice.
+    twice. O(length).
     """
     try:
         members = raw_json.split_object(body)

@@ -241,12 +241,13 @@ class ReferencedReply(
 
 
 class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All messages of a request, with the decision on them."""
+    """All messages of a request, with the decision on them. ``referenced``: see `RequestWrite`."""
 
     incoming: Sequence[MessageIdentity]
     raws: Sequence[bytes]
     decision: Reconciliation
     spill: Callable[[int], Sequence[Artifact]]
+    referenced: ReferencedReply | None = None
 
 
 class RequestWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -261,8 +262,8 @@ class RequestWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ``open_chain`` names the history while it has no reply. ``referenced``: the history was not sent, but named by its
     last reply. ``title`` is the session's, for one without turns. ``size``: bytes of the request's body; with 0, few.
     ``exchange`` is the id of the call's request and reply: whoever does not know whether they were stored looks for it.
-    ``whole`` is set where the request was read from the last message on that its session is known to have: it reads all
-    of the request.
+    ``whole`` is set where the request was read from the last message on that its session is known to have: it returns
+    all of the request.
     """
 
     tenant: str
@@ -308,6 +309,7 @@ class RequestWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             decision=whole.decision,
             spill=whole.spill,
             tokens=[0] * known + list(self.tokens),
+            referenced=whole.referenced,
             whole=None,
         )
 

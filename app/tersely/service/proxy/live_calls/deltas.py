@@ -19,7 +19,7 @@ from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.store.commit.records import ReplyWrite
-from tersely.store.history.messages import StoredMessage
+from tersely.store.history.messages import StoredMessage, TailRow
 
 # A session with more messages in its context is read from the store at each call: to take it over would hold the loop.
 MOST_ROWS = 2_000
@@ -79,7 +79,7 @@ def entries_of_delta(
         new_entry(message, placed.seq, placed.turn, now)
         for message, placed in zip(history.messages, decision.placed, strict=True)
     ]
-    entries = stored_entries([_stored_reply(live, deltas)], dialect, new)
+    entries = stored_entries([as_stored_message(live.reply, deltas.reply)], dialect, new)
     if len(entries) != 1 + len(new):
         return None
     is_as_sent = all(entry.message is each.message for entry, each in zip(entries[1:], new, strict=True))
@@ -105,8 +105,8 @@ def build_whole(prepared: PreparedCall) -> PreparedCall:
     return replace(prepared, built=built, added=None, expand=None)
 
 
-def _stored_reply(live: LiveSession, deltas: DeltaSession) -> StoredMessage:
-    reply = live.reply
+def as_stored_message(reply: TailRow, raw: bytes) -> StoredMessage:
+    """Return the last reply of a session as the store has it; ``raw`` is the client's view."""
     row = reply.row
     return StoredMessage(
         seq=row.seq,
@@ -124,6 +124,6 @@ def _stored_reply(live: LiveSession, deltas: DeltaSession) -> StoredMessage:
         call=row.call,
         digest=row.digest,
         created_at=reply.created_at,
-        raw=deltas.reply,
+        raw=raw,
         model_raw=reply.model_raw,
     )

@@ -100,6 +100,14 @@ class LiveCalls:
             live = self._builder.grow(call, write, stored, checked_at=checked[0], changes=checked[1])
         self._keep(call.call.tenant, call.live.session.id, live)
 
+    def note_replies(self, tenant: str, write: ReplyWrite, stored: StoredReply | None) -> None:
+        """Remember the ids of replies that have been ``stored``, so that a call can name them."""
+        if not self.is_on or stored is None:
+            return
+        for reply in write.replies:
+            if reply.id:
+                self._sessions.note_reply(tenant, reply.id, stored.outcome.session_id)
+
     def forget(self, call: LiveCall) -> None:
         """Keep nothing of the session of a call that does not end as most do."""
         self._sessions.forget(call.call.tenant, call.live.session.id)

@@ -20,8 +20,16 @@ from tersely.service.common.offload import LONG, run_in_thread_if_large
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.durability.durable_writer import DurableWriter
 from tersely.service.proxy.live_calls.live_call import Continuation, Miss
-from tersely.service.proxy.live_sessions.live_session import DeltaSession, LiveSession, LiveSessions, steady
+from tersely.service.proxy.live_calls.references import SHORTEST_ID, References, history_of_reference, read_value
+from tersely.service.proxy.live_sessions.live_session import (
+    DeltaSession,
+    LiveSession,
+    LiveSessions,
+    ReferenceSession,
+    steady,
+)
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
+from tersely.store.commit import reply_ids
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
 from tersely.store.history.sessions import ReplyMatch
@@ -45,6 +53,7 @@ class LiveMatcher:
     ) -> None:
         self._dialect = dialect
         self._history = dialect.history
+        self._references = References(dialect.history)
         self._sessions = sessions
         self._database = database
         self._lookups = lookups
@@ -55,7 +64,7 @@ class LiveMatcher:
 
         Raises `StoreUnavailable`, and `TooLarge` for a list with too many elements.
         """
-        candidates = self._sessions.find(call)
+        candidates = self._sessions.find(call) or self._find_referenced(call)
         reason: Miss = "unknown"
         for live in candidates:
             found = self._continue(call, live, owner)
@@ -67,28 +76,39 @@ class LiveMatcher:
             reason = found
         return reason
 
+    def _find_referenced(self, call: Call) -> list[LiveSession]:
+        found = self._references.find(call.body) if call.options.session_id is None else None
+        if found is None:
+            return []
+        return self._sessions.find_referenced(call, reply_id=found[0], conversation=found[1])
+
     # Whether a live session is its session still
 
     def _is_trusted(self, live: LiveSession) -> bool:
-        # A call that brings only new messages does not show that its client got replies from another replica.
-        if live.deltas is not None:
+        # Such a call does not show that its client got replies from another replica.
+        if live.is_joined:
             return False
         now = asyncio.get_running_loop().time()
         if now - live.checked_at >= TRUSTED or live.changes != self._database.changes(live.tenant):
             return False
         if live.is_named:
             return True
+        if live.reference is not None:
+            # The full path continues no reply whose id two sessions have.
+            reply_id = live.reference.reply_id
+            return len(reply_id) >= SHORTEST_ID and self._sessions.is_reply_of(live, reply_id)
         # Of several sessions with one history the database says which one a call continues.
         if self._sessions.has_twin(live):
             return False
         return not self._lookups.is_chain_of_another(live.tenant, live.chain, live.session.id)
 
     async def _is_current(self, live: LiveSession) -> bool:
-        if live.is_named:
+        if live.is_named or live.reference is not None:
             is_complete = await self._exchanges.has_all(live.tenant, live.session)
             if not is_complete:
                 self._sessions.forget(live.tenant, live.session.id)
-            return is_complete
+                return False
+            return live.reference is None or await self._is_one_reply(live, live.reference)
         known = hit_of(live)
         hit = await self._lookups.find(live.tenant, [live.chain], live.client.id, known=known)
         if hit is known:
@@ -96,6 +116,14 @@ class LiveMatcher:
         if hit is None or hit.session.id == live.session.id:
             self._sessions.forget(live.tenant, live.session.id)
         return False
+
+    async def _is_one_reply(self, live: LiveSession, reference: ReferenceSession) -> bool:
+        """Return whether the id of the last reply names no other one. A conversation is the session of its id."""
+        if reference.conversation:
+            return True
+        async with self._database.reading(live.tenant) as connection:
+            found = await reply_ids.find(connection, live.tenant, reference.reply_id)
+        return found is not None and (found.hit.session.id, found.hit.seq) == (live.session.id, live.reply.row.seq)
 
     # What a call adds
 
@@ -110,6 +138,8 @@ class LiveMatcher:
         if size >= LONG:
             return "messages"
         more = call.body[live.end : live.end + size]
+        if live.reference is not None:
+            return self._continue_reference(call, live, live.reference, read_value(more, self._history), headers)
         if live.deltas is not None:
             return self._continue_with_delta(call, live, live.deltas, read_more(b"," + more), headers)
         raws = read_more(more)
@@ -131,23 +161,58 @@ class LiveMatcher:
     def _continue_with_delta(
         self, call: Call, live: LiveSession, deltas: DeltaSession, raws: Sequence[bytes] | None, headers: Headers
     ) -> Continuation | Miss:
-        try:
-            messages = tuple(self._history.read(raws or ()))
-        except (InvalidRequest, ValueError):
-            return "messages"
-        history = _appended(live, messages, (), ())
+        history = self._read_behind_reply(call, live, deltas.reply, raws)
         # Words that the session has already may be the same question again.
-        if not messages or history is None or history.identities[-1].digest in deltas.digests:
-            return "messages"
-        request = live.request
-        side_call = clients.side_call(
-            call.header_map, messages, has_tools=bool(request.tools), stops=request.stop, max_tokens=request.max_tokens
-        )
-        if side_call is not None:
+        if history is None or history.identities[-1].digest in deltas.digests:
             return "messages"
         known = [*(each.raw for each in live.volatile), live.reply.model_raw or deltas.reply]
         revised = live.snapshot.entries[len(live.snapshot.entries) - len(live.volatile) :]
         return Continuation(live=live, raws=(*known, *(raws or ())), revised=revised, history=history, headers=headers)
+
+    def _continue_reference(
+        self,
+        call: Call,
+        live: LiveSession,
+        reference: ReferenceSession,
+        raws: Sequence[bytes] | None,
+        headers: Headers,
+    ) -> Continuation | Miss:
+        new = self._read_behind_reply(call, live, reference.reply, raws, reference.instructions)
+        if new is None:
+            return "messages"
+        history = history_of_reference(live, reference, new, self._dialect)
+        raws = tuple([message.raw for message in history.messages])
+        return Continuation(live=live, raws=raws, revised=(), history=history, headers=headers)
+
+    def _read_behind_reply(
+        self,
+        call: Call,
+        live: LiveSession,
+        reply: bytes,
+        raws: Sequence[bytes] | None,
+        instructions: tuple[Message, ...] = (),
+    ) -> IncomingHistory | None:
+        """Read and hash the messages that a call brings behind the last ``reply``; None unless they are new questions
+        and results. They are read together with the reply: the form of a result may depend on its call.
+        """
+        if not raws:
+            return None
+        try:
+            messages = tuple(self._history.read((*self._history.elements(reply), *raws)))
+        except (InvalidRequest, ValueError):
+            return None
+        if len(messages) < 2 or _history(live, messages[:1]) is None:
+            return None
+        history = _appended(live, messages[1:], (), ())
+        request = live.request
+        side_call = clients.side_call(
+            call.header_map,
+            (*instructions, *messages[1:]),
+            has_tools=bool(request.tools),
+            stops=request.stop,
+            max_tokens=request.max_tokens,
+        )
+        return history if side_call is None else None
 
     def _revise(self, live: LiveSession, raws: Sequence[bytes]) -> tuple[Entry, ...] | None:
         """Return the entries of the volatile messages as the client sends them now; None where they are others."""

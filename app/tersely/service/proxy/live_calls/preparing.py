@@ -41,6 +41,7 @@ from tersely.service.proxy.live_calls.live_call import (
     tokens_before,
 )
 from tersely.service.proxy.live_calls.matching import hit_of
+from tersely.service.proxy.live_calls.references import as_referenced, referenced_reply, resolve_whole
 from tersely.service.proxy.live_sessions.frames import count_volatile
 from tersely.service.proxy.live_sessions.live_session import AddedMessages, ContextSums, LiveSession, VolatileMessage
 from tersely.service.proxy.live_sessions.pieces import Pieces
@@ -198,7 +199,11 @@ class LivePreparer:
     def _write(self, call: Call, found: Continuation, decision: Reconciliation, now: datetime) -> RequestWrite:
         messages, live = found.history.messages, found.live
 
+        reference = live.reference
+
         def whole() -> WholeRequest:
+            if reference is not None:
+                return resolve_whole(live, reference, found.history, decision).request
             _, arrival, match = self._read_whole(call, found)
             return WholeRequest(
                 incoming=arrival.identities,
@@ -224,6 +229,7 @@ class LivePreparer:
             strategy=compact_setting(call.options.strategy),
             epoch_policy=compact_setting(call.options.epoch),
             exchange=self._new_id(),
+            referenced=None if reference is None else referenced_reply(live, reference, known=1, new=len(messages) - 1),
             whole=whole if live.deltas is None else None,
         )
 
@@ -241,7 +247,11 @@ class LivePreparer:
                 source=_source(live),
                 decision=call.decision,
                 rows=(live.reply,),
+                expanded_from=0 if live.reference is None else live.reference.start,
             )
+        request, expand = replace(live.request, messages=found.history.messages), self._expand_to_whole
+        if live.reference is not None:
+            request, expand = as_referenced(request, live.reference), _expand_reference
         budget = TokenBudget(
             fixed_tokens=live.snapshot.fixed_tokens,
             tool_tokens=live.snapshot.tool_tokens,
@@ -254,7 +264,7 @@ class LivePreparer:
         return PreparedCall(
             call=call.call,
             client=live.client_name,
-            request=replace(live.request, messages=found.history.messages),
+            request=request,
             history=found.history,
             hints=hints,
             match=match,
@@ -278,7 +288,7 @@ class LivePreparer:
             history_owner=live.history_owner,
             added=call.elements,
             live=live,
-            expand=partial(self._expand_to_whole, found) if live.deltas is None else build_whole,
+            expand=partial(expand, found) if live.deltas is None else build_whole,
         )
 
     def _expand_to_whole(self, found: Continuation, prepared: PreparedCall) -> PreparedCall:
@@ -318,11 +328,26 @@ def _shown_tags(live: LiveSession, added: Sequence[Entry]) -> TagKinds:
     return NOTHING if live.config.is_unchanged else kinds_shown(added, known=live.config.hidden_tags)
 
 
+def _expand_reference(found: Continuation, prepared: PreparedCall) -> PreparedCall:
+    """Return a call that references its history with all of that, as the full path resolves it."""
+    live, reference = found.live, found.live.reference
+    assert reference is not None
+    whole = resolve_whole(live, reference, found.history, prepared.match.decision)
+    built = build(prepared.loaded, prepared.config, prepared.budget, prepared.request.model)
+    return replace(prepared, history=whole.history, match=whole.match, built=built, added=None, expand=None)
+
+
 def _hints(call: Call, live: LiveSession) -> SessionHints:
-    return SessionHints(session_id=call.options.session_id, client=live.client, headers=call.header_map)
+    hints = SessionHints(session_id=call.options.session_id, client=live.client, headers=call.header_map)
+    if live.reference is None:
+        return hints
+    conversation = live.reference.conversation
+    return replace(hints, reply_id="" if conversation else live.reference.reply_id, conversation=conversation)
 
 
 def _source(live: LiveSession) -> SessionSource:
+    if live.reference is not None:
+        return "body"
     return "header" if live.is_named else live.client.source or "lineage"
 
 

@@ -28,10 +28,16 @@ from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements,
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls.deltas import first_deltas, next_deltas, shows_delta
 from tersely.service.proxy.live_calls.live_call import KEPT, TAIL, LiveCall
+from tersely.service.proxy.live_calls.references import (
+    BodyAround,
+    body_around,
+    first_reference,
+    next_reference,
+    shows_reference,
+)
 from tersely.service.proxy.live_sessions.frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_sessions.live_session import (
     ContextSums,
-    DeltaSession,
     LiveSession,
     VolatileMessage,
     size_of,
@@ -56,12 +62,14 @@ class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
 
     ``end``: before the volatile messages; ``history_end``: behind all messages; ``sent_end``: behind those that were
     sent, where the next body is made from that one. ``frame``: where it is written around the volatile messages.
+    ``around``: the client's body without a history that it references.
     """
 
     end: int
     history_end: int
     sent_end: int = 0
     frame: Frame | None = None
+    around: BodyAround | None = None
 
 
 class LiveSessionBuilder:
@@ -79,10 +87,14 @@ class LiveSessionBuilder:
         outcome, call = write.request_outcome, prepared.call
         if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
             return None
-        is_delta = prepared.match.is_delta
-        if is_delta and not shows_delta(prepared):
+        is_delta, is_reference = prepared.match.is_delta, prepared.resolved is not None
+        # A history that the host has is not looked at, however long it is.
+        if prepared.is_at_host or (is_reference and call.options.session_id is not None):
             return None
-        read = _read_delta(prepared, write, stored) if is_delta else self._read_tail(call, write)
+        if (is_delta and not shows_delta(prepared)) or (is_reference and not shows_reference(prepared)):
+            return None
+        is_read = is_delta or is_reference
+        read = _read_stored(prepared, write, stored) if is_read else self._read_tail(call, write)
         if read is None:
             return None
         session, rows = read
@@ -96,10 +108,10 @@ class LiveSessionBuilder:
         counts = {placed.seq: count for placed, count in new if placed.is_new}
         if not is_delta:
             counts |= {each.row.seq: each.row.tokens for each in rows}
-            return self._build(call, prepared, session, rows, counts, None)
+            return self._build(call, prepared, session, rows, counts, write)
         # Stored messages have their counts; those that were written anew have estimates at every call.
         counts = {entry.seq: entry.tokens for entry in prepared.loaded.snapshot.entries} | counts
-        return self._build(call, prepared, session, rows, counts, first_deltas(prepared, write))
+        return self._build(call, prepared, session, rows, counts, write)
 
     def _read_tail(self, call: Call, write: ReplyWrite) -> tuple[Session, list[TailRow]] | None:
         """Return the session and its tail after a call that brought its history; None if they are not at hand."""
@@ -122,10 +134,16 @@ class LiveSessionBuilder:
         if reply.row.seq != state.last_seq:
             return None
         body, added, volatile = call.call.body, call.elements, call.elements.volatile
-        deltas = live.deltas
+        deltas, reference, suffix = live.deltas, live.reference, live.suffix
         if deltas is not None:
             body, end = live.body, live.end
             deltas = next_deltas(deltas, found.history, write)
+        elif reference is not None:
+            following = next_reference(live, reference, write)
+            if following is None:
+                return None
+            reference, around = following
+            body, end, suffix = around.before, len(around.before), around.after
         elif (stepped := step_back(body, len(body) - len(live.suffix), [each.raw for each in volatile])) is not None:
             end = stepped
         else:
@@ -144,7 +162,7 @@ class LiveSessionBuilder:
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
         first = live.first_messages
-        if deltas is None and len(first) < 3:
+        if deltas is None and reference is None and len(first) < 3:
             first = (*first, *messages)[:3]
         return structs.replace(
             live,
@@ -154,7 +172,8 @@ class LiveSessionBuilder:
             headers=found.headers,
             body=body,
             end=end,
-            commas=live.commas + body.count(b",", live.end, end),
+            suffix=suffix,
+            commas=live.commas if reference is not None else live.commas + body.count(b",", live.end, end),
             volatile=volatile,
             frame=frame,
             sent=None if live.sent is None else with_piece(live.sent, call.pieces[-2]),
@@ -171,6 +190,7 @@ class LiveSessionBuilder:
             rows=rows,
             row_count=len(rows),
             deltas=deltas,
+            reference=reference,
         )
 
     def _build(
@@ -180,9 +200,10 @@ class LiveSessionBuilder:
         session: Session,
         rows: list[TailRow],
         counts: dict[int, int],
-        deltas: DeltaSession | None,
+        write: ReplyWrite,
     ) -> LiveSession | None:
         reply, config, request = rows[-1], prepared.config, prepared.request
+        deltas = first_deltas(prepared, write) if prepared.match.is_delta else None
         shown = _read_shown(prepared, session, reply, counts, is_delta=deltas is not None)
         if shown is None:
             return None
@@ -198,6 +219,15 @@ class LiveSessionBuilder:
         bodies = self._bodies(call, prepared, epoch, volatile)
         if bodies is None:
             return None
+        around, reference = bodies.around, None
+        body, suffix = call.body if deltas is None else call.body[: bodies.end], call.body[bodies.history_end :]
+        if around is not None:
+            reference = first_reference(prepared, write, around)
+            if reference is None:
+                return None
+            around = around.with_id(reference.reply_id)
+            body, suffix = around.before, around.after
+            reference = structs.replace(reference, id_end=around.id_end)
         messages = prepared.history.messages
         return LiveSession(
             owner=self._owner,
@@ -211,10 +241,10 @@ class LiveSessionBuilder:
             path=call.path,
             options=call.options,
             client=clients.client_ids(call.header_map, request.ids),
-            body=call.body if deltas is None else call.body[: bodies.end],
-            end=bodies.end,
+            body=body,
+            end=bodies.end if around is None else len(body),
             commas=call.body.count(b",", 0, bodies.end) + call.body.count(b",", bodies.history_end),
-            suffix=call.body[bodies.history_end :],
+            suffix=suffix,
             sent=(prepared.body[: bodies.sent_end],) if bodies.sent_end else None,
             sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
             volatile=volatile,
@@ -222,13 +252,13 @@ class LiveSessionBuilder:
             instructions=body_parts(prepared.body, self._dialect.name).instructions if bodies.frame is None else b"",
             request=structs.replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
-            first_messages=messages[:3] if deltas is None else (),
+            first_messages=messages[:3] if deltas is None and reference is None else (),
             last_question=next((each for each in reversed(messages) if each.role == "user"), None),
             config=config,
             snapshot=shown.snapshot,
             sums=shown.sums,
             repairs=shown.repairs,
-            is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
+            is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1 and reference is None,
             is_whole=shown.is_whole,
             shown_kinds=prepared.shown_tags,
             strip_usage=prepared.strip_usage,
@@ -241,6 +271,7 @@ class LiveSessionBuilder:
             rows=list(rows),
             row_count=len(rows),
             deltas=deltas,
+            reference=reference,
             history_owner=prepared.history_owner,
         )
 
@@ -249,6 +280,8 @@ class LiveSessionBuilder:
     ) -> _Bodies | None:
         """Find where the next call continues both bodies; None where they do not end with the newest message."""
         newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
+        if prepared.resolved is not None:
+            return self._bodies_of_reference(call, prepared, newest)
         newest_sent = self._history.elements(prepared.sources[-1].raw)[-1] if prepared.sources else newest
         place = find_array(call.body, self._history.path)
         if place is None or not call.body.endswith(newest, 0, place[1]):
@@ -266,6 +299,14 @@ class LiveSessionBuilder:
         if not sent_end or not prepared.body.endswith(newest_sent, 0, sent_end):
             return None
         return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
+
+    def _bodies_of_reference(self, call: Call, prepared: PreparedCall, newest: bytes) -> _Bodies | None:
+        around = body_around(call.body, newest, self._history, reply_id=prepared.request.reply_id)
+        sent_end = find_array_end(prepared.body, self._history.path) or 0
+        if around is None or not sent_end or not prepared.body.endswith(newest, 0, sent_end):
+            return None
+        end = len(around.before)
+        return _Bodies(end=end, history_end=len(call.body) - len(around.after), sent_end=sent_end, around=around)
 
     def _frame(
         self,
@@ -393,10 +434,10 @@ def _read_shown(
     )
 
 
-def _read_delta(
+def _read_stored(
     prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None
 ) -> tuple[Session, list[TailRow]] | None:
-    """Return the session and its tail after a call that brought only new messages; None if they are not at hand."""
+    """Return the session and its tail after a call whose history was read from the store; None: not at hand."""
     session = prepared.match.session
     if stored is None or stored.record is None or session is None or stored.outcome.session_id != session.id:
         return None
@@ -510,7 +551,7 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
     """Return whether a history has equal messages, one of them kept from before the cut. The next call looks up which
     is which, and later calls keep to that.
     """
-    if not kept or prepared.match.is_delta:
+    if not kept or prepared.match.is_delta or prepared.resolved is not None:
         return False
     placed, incoming = prepared.match.decision.placed, prepared.history.identities
     digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
@@ -576,7 +617,7 @@ def _is_plain_call(prepared: PreparedCall) -> bool:
     """Return whether the full path prepared a call without anything that a live call does not do again."""
     found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
     decision = found.decision
-    if found.expanded_from or prepared.resolved is not None or prepared.is_at_host or prepared.round_messages:
+    if prepared.is_at_host or prepared.round_messages:
         return False
     if decision.kind not in {"new", "continue", "delta"} or decision.superseded or decision.restored:
         return False

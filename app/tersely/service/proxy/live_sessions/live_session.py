@@ -16,6 +16,7 @@ from tersely.dialects.headers import Headers
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.context import LayerReport, Repair
 from tersely.domain.history.history import Entry, Snapshot
+from tersely.domain.history.links import MessageIdentity, PlacedMessage
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
 from tersely.domain.text.tags import TagKinds
@@ -38,6 +39,8 @@ DIGEST_BYTES = 120
 LARGEST_PART = 8
 # Bodies are told apart by so many bytes at an offset that both a body and its continuation have.
 KEY_BYTES = 64
+# The replies whose ids are remembered: more than a worker stores in the time for which a live session is trusted.
+KNOWN_REPLIES = 8_192
 
 
 class ContextSums(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +116,29 @@ class DeltaSession(msgspec.Struct, frozen=True, gc=False):
     digests: set[bytes]
 
 
+class ReferenceSession(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The state of a session whose calls reference their history: by the last reply, or as a conversation.
+
+    ``reply_id`` is the id of the last reply, ``reply`` that reply as its client saw it. ``conversation`` is the id of
+    the conversation (empty: each call names the last reply). ``id_start`` and ``id_end`` are the offsets of the reply's
+    id in the body without its new messages (0: it does not stand there).
+
+    ``instructions`` are those that each call brings, with their ``identities`` and places. ``hidden`` are the rows that
+    the client does not know. The history was read from the sequence number ``start`` on.
+    """
+
+    reply_id: str
+    reply: bytes
+    conversation: str
+    id_start: int
+    id_end: int
+    instructions: tuple[Message, ...]
+    identities: tuple[MessageIdentity, ...]
+    placed: tuple[PlacedMessage, ...]
+    hidden: Sequence[TailRow]
+    start: int
+
+
 class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A session after its last call, as the next call continues it.
 
@@ -129,7 +155,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
     are those of the context before its tail, ``elements`` describe the body that went upstream. ``rows`` are the stored
     messages from the cut on, of which the first ``row_count`` are this session's: the list goes on with those of later
-    calls. ``deltas`` is set where calls bring only their new messages: then ``body`` is what comes before these.
+    calls. ``deltas`` is set where calls bring only their new messages, ``reference`` where they reference their history
+    beside these: then ``body`` is what comes before the new messages in the next call.
     ``history_owner`` will have the history up to the next reply.
     """
 
@@ -174,12 +201,20 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     rows: list[TailRow]
     row_count: int
     deltas: DeltaSession | None
+    reference: ReferenceSession | None
     history_owner: HistoryOwner
 
     @property
     def is_named(self) -> bool:
         """True if its calls name the session in Tersely's own header."""
         return self.options.session_id is not None
+
+    @property
+    def is_joined(self) -> bool:
+        """True if a call goes to the end of the session, whatever other calls have added: it does not say what it
+        continues.
+        """
+        return self.deltas is not None or (self.reference is not None and bool(self.reference.conversation))
 
     @property
     def turn(self) -> int:
@@ -194,6 +229,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         size += len(self.request.tools) + sum(map(len, self.sent or ())) + len(self.reply.model_raw or b"")
         if self.deltas is not None:
             size += len(self.deltas.reply) + DIGEST_BYTES * len(self.deltas.digests)
+        if self.reference is not None:
+            size += len(self.reference.reply) + size_of_messages(self.reference.instructions)
         return size if self.frame is None else size + self.frame.size
 
 
@@ -203,8 +240,13 @@ def steady(headers: Headers) -> Headers:
 
 
 def size_of(entries: Iterable[Entry]) -> int:
+    """Bytes of memory that entries take, about."""
+    return size_of_messages([entry.message for entry in entries])
+
+
+def size_of_messages(messages: Iterable[Message]) -> int:
     """Bytes of memory that messages take, about. Their text is held twice: as it came, and read."""
-    return sum([ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries])
+    return sum([ENTRY_BYTES + 2 * len(message.raw) for message in messages])
 
 
 class _CachedSession(msgspec.Struct):
@@ -224,6 +266,10 @@ class LiveSessions:
         self._by_prefix: defaultdict[tuple[str, int, bytes], list[LiveSession]] = defaultdict(list)
         # How many of its keys have each offset.
         self._offsets: Counter[int] = Counter()
+        # Live sessions whose next call names their last reply, by tenant and the id of that.
+        self._by_reply: dict[tuple[str, str], LiveSession] = {}
+        # The session of each reply that was stored here lately, by tenant and id; empty: replies of several.
+        self._replies: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     @property
     def is_on(self) -> bool:
@@ -254,6 +300,31 @@ class LiveSessions:
             found.sort(key=lambda live: live.end, reverse=True)
         return found
 
+    def find_referenced(self, call: Call, *, reply_id: str, conversation: str) -> list[LiveSession]:
+        """Return the live session whose last reply has that id or, without an id, that of the conversation, if ``call``
+        continues it.
+        """
+        if reply_id:
+            live = self._by_reply.get((call.tenant, reply_id))
+        else:
+            held = self._sessions.get((call.tenant, conversation))
+            live = None if held is None or held.session.is_named else held.session
+        if live is None or live.reference is None or live.reference.conversation != conversation:
+            return []
+        return [live] if _continues(call.body, live) else []
+
+    def note_reply(self, tenant: str, reply_id: str, session_id: str) -> None:
+        """Remember that a reply of a session has that id. A host that gives an id twice does not name one reply."""
+        key = tenant, reply_id
+        known = self._replies.pop(key, session_id)
+        self._replies[key] = session_id if known == session_id else ""
+        if len(self._replies) > KNOWN_REPLIES:
+            self._replies.popitem(last=False)
+
+    def is_reply_of(self, live: LiveSession, reply_id: str) -> bool:
+        """Return whether a reply with that id was stored here lately for ``live``, and for no other session."""
+        return self._replies.get((live.tenant, reply_id)) == live.session.id
+
     def has_twin(self, live: LiveSession) -> bool:
         """Return whether the history of another live session is the same, so that a call may continue either."""
         return self._by_chain[live.tenant, live.chain] > 1
@@ -265,7 +336,10 @@ class LiveSessions:
         if size > self._budget // LARGEST_PART:
             return
         self._sessions[live.tenant, live.session.id] = _CachedSession(live, size)
-        if not live.is_named:
+        if live.reference is not None:
+            if not live.reference.conversation:
+                self._by_reply[live.tenant, live.reference.reply_id] = live
+        elif not live.is_named:
             key = _key_of(live)
             alike = self._by_prefix[key]
             if not alike:
@@ -282,7 +356,11 @@ class LiveSessions:
         if held is None:
             return
         self._bytes -= held.size
-        if not held.session.is_named:
+        reference = held.session.reference
+        if reference is not None:
+            if self._by_reply.get((tenant, reference.reply_id)) is held.session:
+                del self._by_reply[tenant, reference.reply_id]
+        elif not held.session.is_named:
             key = _key_of(held.session)
             alike = self._by_prefix[key]
             alike.remove(held.session)
@@ -300,6 +378,7 @@ class LiveSessions:
         """Keep nothing."""
         self._sessions.clear()
         self._by_prefix.clear()
+        self._by_reply.clear()
         self._offsets.clear()
         self._by_chain.clear()
         self._bytes = 0

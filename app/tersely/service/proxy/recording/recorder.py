@@ -146,8 +146,8 @@ class Recorder:
             tokens=(*[0] * known, *[tokens.count_message(message, model) for message in new]),
             attributes=description.literals,
         )
-        if live.deltas is not None:
-            self._store_early(call)  # another delta of the session, on any replica, must find this question
+        if live.is_joined:
+            self._store_early(call)  # another call of the session, on any replica, must find this question
         else:
             call.alarm = asyncio.get_running_loop().call_later(HOLD, self._store_early, call)
 
@@ -186,6 +186,7 @@ class Recorder:
         except BaseException:
             self._live.forget(call)
             raise
+        self._live.note_replies(tenant, write, stored)
         self._live.grow(call, write, stored, checked)
         self._on_stored(call, write, stored, is_whole=True)
         if stored is None or call.description is None:
@@ -303,6 +304,7 @@ class Recorder:
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
         checked = self._live.now(prepared.call.tenant)
         stored = await self._exchanges.commit(write, own_id=own_id)
+        self._live.note_replies(prepared.call.tenant, write, stored)
         if isinstance(sent, LiveCall):
             self._live.grow(sent, write, stored if is_whole else None, checked)
         self._on_stored(sent, write, stored, is_whole=is_whole)
