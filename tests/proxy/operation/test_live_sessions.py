@@ -1037,6 +1037,33 @@ def test_a_context_that_is_repaired_stays_live(server: Server) -> None:
         assert 'tersely_pairing_repairs_total{kind="missing_result"} 3.0' in counts[0]
 
 
+def test_live_session_ends_when_a_call_of_the_full_path_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failed question is stored: the next call leaves it behind, which is an edit."""
+    monkeypatch.setattr("tersely.composition.application.clock", Clock())
+    with sides(server) as both:
+        found = []
+        for side in both:
+            messages: list[Any] = []
+            shown = []
+            side.model.script("fails", *[ScriptedReply(message={"content": f"answer {n}"}) for n in range(3)])
+            side.model.script("fails", ScriptedReply(status=400, body=b'{"error":{"message":"No."}}'))
+            for number, headers in enumerate(({}, {}, {}, {"x-tersely-epoch": '{"stride": 9}'}, {}, {})):
+                messages.append({"role": "user", "content": f"question {number}"})
+                body = {"model": MODEL, "messages": messages, "user": "fails"}
+                answer = side.post("/v1/chat/completions", json=body, headers=headers)
+                shown.append((answer.status_code, answer.headers.get("x-tersely-epoch")))
+                if answer.status_code == 200:
+                    reply = answer.json()["choices"][0]["message"]["content"]
+                    messages.append({"role": "assistant", "content": reply})
+                else:
+                    messages.pop()
+            found.append((shown, [each.body for each in side.model.state.received]))
+        assert found[0] == found[1]
+        assert both[0].hits()["hit"] >= 1
+        ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in both)
+        assert ours == theirs
+
+
 def test_live_sessions_keep_to_their_budget(server: Server) -> None:
     with ExitStack() as stack:
         model = stack.enter_context(scripted())

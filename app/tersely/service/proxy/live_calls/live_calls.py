@@ -110,7 +110,11 @@ class LiveCalls:
 
     def forget(self, call: LiveCall) -> None:
         """Keep nothing of the session of a call that does not end as most do."""
-        self._sessions.forget(call.call.tenant, call.live.session.id)
+        self.forget_session(call.call.tenant, call.live.session.id)
+
+    def forget_session(self, tenant: str, session_id: str) -> None:
+        """Keep nothing of a session to which the full path is going to write."""
+        self._sessions.forget(tenant, session_id)
 
     def _keep(self, tenant: str, session_id: str, live: LiveSession | None) -> None:
         if live is not None:

@@ -107,6 +107,8 @@ class Recorder:
     async def store_request(self, prepared: PreparedCall) -> PreparedCall:
         """Count and queue the request's new messages; return the call with the record of that."""
         identify_call(prepared.write.session_id)
+        # The session moves on. If the call fails, no live session takes the place of the one before it.
+        self._live.forget_session(prepared.call.tenant, prepared.write.session_id)
         placed = prepared.match.decision.placed
         new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
         self._counter.count_unknown_fields(new)
