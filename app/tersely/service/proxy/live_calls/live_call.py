@@ -23,9 +23,10 @@ from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.store.commit.records import RequestWrite
 
-# Why a call is no live call. ``unknown``: no live session has its beginning. ``changed``: of headers, options or
-# settings something is another. ``messages``: it does more than append to the history. ``moved``: somebody else has
-# written to the session since. ``epoch``: a new epoch starts, or might. ``busy``: exchanges wait in the spool.
+# Why a call is no live call. ``unknown``: no live session has its beginning, or the reply it names. ``changed``: of
+# headers, options or settings something is another. ``messages``: it does more than append to the history. ``moved``:
+# somebody else has written to the session since. ``epoch``: a new epoch starts, or might. ``busy``: exchanges wait in
+# the spool.
 Miss = Literal["unknown", "changed", "messages", "moved", "epoch", "busy"]
 MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", "busy")
 

@@ -4,7 +4,7 @@ The full path (steps 1 to 4 of `tersely.service.proxy.proxy`) defines what is ri
 the last call's, where each step of the full path provably gives the same again; every other call is a miss, which the
 full path prepares, and which leaves a live session behind. Read `LiveCalls.prepare` and what it calls:
 
-1. find the session by the bytes of the body (`tersely.service.proxy.live_calls.matching`);
+1. find the session by the body (`tersely.service.proxy.live_calls.matching`);
 2. decide, and write the body (`tersely.service.proxy.live_calls.preparing`);
 3. when its reply is stored, continue the live session (`tersely.service.proxy.live_calls.session_building`).
 """

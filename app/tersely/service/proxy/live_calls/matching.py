@@ -1,4 +1,6 @@
-"""Find the live session that a call continues: by the bytes of its body; only what follows them is read and hashed."""
+"""Find the live session that a call continues: by the bytes of its body, or by the reply or the conversation that it
+names. Only what is new in the body is read and hashed.
+"""
 
 from __future__ import annotations
 

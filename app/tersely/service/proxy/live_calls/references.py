@@ -27,6 +27,7 @@ from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.store.commit.records import ReferencedReply, ReplyWrite, WholeRequest
 from tersely.store.history.artifacts import spilled
+from tersely.store.history.messages import TailRow
 
 # A host that counts its replies gives the same short ids to the replies of several sessions. Of longer ids it is only
 # remembered which of them this process has stored lately.
@@ -122,14 +123,19 @@ def body_around(body: bytes, newest: bytes, history: HistoryMember, *, reply_id:
 
 def shows_reference(prepared: PreparedCall) -> bool:
     """Return whether a context that is not too long shows the messages of a call as it brought them, with nothing
-    injected, and whether the next context shows them so again: a message that is stored already may be written in
-    another way there. Instructions stand in front of the history alone.
+    injected, and whether the next context shows them so again, behind the same messages.
+
+    A message that is stored already may be written in another way there. The next call of a conversation shows what was
+    put into the session behind its last reply. Instructions stand in front of the history alone.
     """
     resolved, history = prepared.resolved, prepared.history
     if resolved is None or len(prepared.match.rows) > MOST_ROWS:
         return False
     reply, placed = resolved.reply, prepared.match.decision.placed
     if not history.links or history.links[0] != reply.own_before_reply:
+        return False
+    carried = {each.seq for each in placed}
+    if any(row.row.seq not in carried for row in _current_links(prepared.match.rows)):
         return False
     shown = {entry.seq: entry.message for entry in prepared.loaded.snapshot.entries}
     return all(
@@ -138,6 +144,10 @@ def shows_reference(prepared: PreparedCall) -> bool:
         and not history.messages[index].injected
         for index in reply.own_indexes[reply.own_before_reply :]
     )
+
+
+def _current_links(rows: Sequence[TailRow]) -> list[TailRow]:
+    return [row for row in rows if row.row.is_link and row.row.status != "superseded"]
 
 
 def first_reference(prepared: PreparedCall, write: ReplyWrite, around: BodyAround) -> ReferenceSession | None:
@@ -242,7 +252,7 @@ def resolve_whole(
 ) -> WholeReference:
     """Resolve the history of a live call. ``found`` and ``decision`` begin with the last reply. O(rows)."""
     rows = live.rows[: live.row_count]
-    links = sorted((each.row for each in rows if each.row.is_link), key=lambda row: (row.position, row.seq))
+    links = sorted((each.row for each in _current_links(rows)), key=lambda row: (row.position, row.seq))
     new = found.messages[1:]
     before: list[MessageIdentity] = list(map(as_incoming, links))
     placed = [

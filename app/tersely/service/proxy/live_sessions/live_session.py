@@ -1,6 +1,7 @@
 """Live sessions: what a worker keeps of the conversations that it has seen lately.
 
-A live session is found by the bytes of a request body: nearly every body is the last one with more messages. It holds
+A live session is found by the bytes of a request body: nearly every body is the last one with more messages. Where
+bodies reference their history instead, it is found by the id of its last reply or of its conversation. It holds
 everything that the next call would otherwise work out again from a history that has not changed.
 """
 
