@@ -2,7 +2,8 @@
 
 `python -m bench.calls [--shape agent121k] [--live 256] [--stream] [--traced 1] [--list 40]`: one connection plays a
 conversation; the functions that its sixth request calls on the worker's main thread are counted, until the next request
-arrives. With `--traced` this share of the calls is exported to a collector of OpenTelemetry.
+arrives. A shape `a-agent121k` is in Anthropic's format; `r-agent121k` names the last reply instead of its history. With
+`--traced` this share of the calls is exported to a collector of OpenTelemetry.
 """
 
 import argparse

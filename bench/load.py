@@ -32,6 +32,7 @@ from bench import texts
 
 _CONTENT: Final = re.compile(rb'"content":\s*"((?:[^"\\]|\\.)*)"')
 _TEXT: Final = re.compile(rb'"text":\s*"((?:[^"\\]|\\.)*)"')
+_REPLY_ID: Final = re.compile(rb'"id":\s*"(resp_\w+)"')
 _DONE: Final = b"data: [DONE]"
 _STOPPED: Final = b'data: {"type":"message_stop"}'
 _HEADERS: Final = (
@@ -187,6 +188,31 @@ class AnthropicConversation(ClientHistory):
         self.parts.append(self._blocks(_message(b"assistant", text)))
 
 
+class ReferencedConversation(ClientHistory):
+    """One in OpenAI's responses format whose requests after the first name the last reply instead of the history."""
+
+    def __init__(self, shape: texts.Shape, *, stream: bool, keys: tuple[object, ...]) -> None:
+        super().__init__(shape, stream=stream, keys=keys)
+        del self.parts[0]
+        tools = b"," + texts.responses_tools(shape.tools) if shape.tools else b""
+        self.tail = b'],"model":"gpt-4o-mini","instructions":"' + texts.SYSTEM + b'"' + tools
+        self.reply_id = b""
+
+    @override
+    def ask(self) -> bytes:
+        self.key = texts.mark(*self.keys, self.turn)
+        self.turn += 1
+        self.parts.append(_message(b"user", texts.question(self.key, self.shape.question_bytes)))
+        named = b',"previous_response_id":"' + self.reply_id + b'"}' if self.reply_id else b"}"
+        body = b'{"input":[' + b",".join(self.parts) + self.tail + named
+        self.parts.clear()
+        return body
+
+    @override
+    def hear(self, text: bytes) -> None:
+        """The host has the reply."""
+
+
 class DeltaConversation(ClientHistory):
     """One whose requests after the first carry nothing but their new message."""
 
@@ -210,7 +236,7 @@ class Client(asyncio.Protocol):
         self.requests = 0
         self.played = 0
         self.talk: ClientHistory | None = None
-        self.content = _TEXT if plan.url.endswith("/messages") else _CONTENT
+        self.content = _TEXT if plan.url.endswith(("/messages", "/responses")) else _CONTENT
         parts = urlsplit(plan.url)
         self.head = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: " % (
             parts.path.encode(),
@@ -305,6 +331,7 @@ class Client(asyncio.Protocol):
         shape = plan.shapes[(n + self.number) % len(plan.shapes)]
         stream = plan.streams[(n // len(plan.shapes) + n + self.number) % len(plan.streams)]
         made = AnthropicConversation if plan.url.endswith("/messages") else ClientHistory
+        made = ReferencedConversation if plan.url.endswith("/responses") else made
         made = DeltaConversation if plan.delta else made
         return made(shape, stream=stream, keys=(plan.seed, self.number, n))
 
@@ -320,6 +347,8 @@ class Client(asyncio.Protocol):
         expected = texts.answer(self.talk.key)
         if text != expected:
             return f"wrong text: {text[:40]!r}...{text[-60:]!r} for {expected[:40]!r}...{expected[-60:]!r}"
+        if isinstance(self.talk, ReferencedConversation) and (found := _REPLY_ID.search(body)):
+            self.talk.reply_id = found[1]
         self.talk.hear(text)
         return ""
 
@@ -417,7 +446,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", action="store_true", help="take plans from the standard input")
-    parser.add_argument("--url", help="of the chat completions or the messages endpoint")
+    parser.add_argument("--url", help="of the chat completions, the messages or the responses endpoint")
     parser.add_argument("--plan", default="4k", help=f"of {', '.join(texts.SHAPES)}")
     parser.add_argument("--stream", choices=["no", "yes", "both"], default="no")
     parser.add_argument("--connections", type=int, default=1)

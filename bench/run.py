@@ -55,8 +55,11 @@ Sample = dict[str, float]
 
 
 def play(server: Server, plan: str, *, connections: int, seed: str, more: Sequence[str]) -> dict[str, Any]:
-    """Run the load in a process of its own; its report. ``plan``: in Anthropic's format where it begins with ``a-``."""
-    url, plan = (server.messages_url, plan[2:]) if plan.startswith("a-") else (server.chat_url, plan)
+    """Run the load in a process of its own; its report. ``plan``: in Anthropic's format where it begins with ``a-``, as
+    responses that name the last one where it begins with ``r-``; these are not streamed.
+    """
+    urls = {"a-": server.messages_url, "r-": server.responses_url}
+    url, plan = (urls[plan[:2]], plan[2:]) if plan[:2] in urls else (server.chat_url, plan)
     command = [sys.executable, "-m", "bench.load", "--url", url, "--plan", plan]
     command += ["--connections", str(connections), "--seed", seed, *more]
     with subprocess.Popen(command, cwd=servers.ROOT, stdout=subprocess.PIPE) as process:

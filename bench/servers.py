@@ -73,6 +73,10 @@ class Server:
     def messages_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1/messages"
 
+    @property
+    def responses_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/responses"
+
     def postmasters(self) -> list[psutil.Process]:
         """The embedded Postgres's own parent processes; none without one."""
         if self.postgres_dir is None:

@@ -272,3 +272,12 @@ def answer(key: bytes) -> bytes:
 def terse_line(key: bytes) -> bytes:
     """The summary that a model appends when it was asked for one."""
     return b"<terse>answered " + key + b"</terse>"
+
+
+def responses_tools(count: int) -> bytes:
+    """The same tools in the format of OpenAI's responses."""
+    return (
+        tools(count)
+        .replace(b'"function":{"name"', b'"name"')
+        .replace(b'"required":["path"]}}}', b'"required":["path"]}}')
+    )

@@ -1,4 +1,5 @@
-"""A model host that answers at once: OpenAI chat completions, streamed or not, from precomputed bytes.
+"""A model host that answers at once: OpenAI chat completions, streamed or not, from precomputed bytes; Anthropic's
+messages; and OpenAI's responses, not streamed.
 
 Every answer differs: it carries the marker of the question (see `texts`). A reply ends with a `<terse>` summary
 when the request asked for one, as a model that follows its instructions would; usage comes with a stream when
@@ -69,7 +70,7 @@ def _cut(text: bytes, pieces: int) -> list[bytes]:
 class PreparedReply:
     """One answer text, rendered as JSON and as events with a slot of fixed width for the marker."""
 
-    __slots__ = ("body", "events", "message", "message_events")
+    __slots__ = ("body", "events", "message", "message_events", "response")
 
     def __init__(self, text: bytes, tail: bytes) -> None:
         self.body = (
@@ -96,6 +97,17 @@ class PreparedReply:
         self.message = (
             b"{" + front + b'"content":[{"type":"text","text":"' + text + tail + b'"}],'
             b'"stop_reason":"end_turn","stop_sequence":null,' + usage + b"}"
+        )
+        self.response = (
+            b'{"id":"resp_' + 2 * _SLOT + b'","object":"response","created_at":1700000000,"status":"completed",'
+            b'"error":null,"incomplete_details":null,"instructions":null,"model":"gpt-4o-mini","output":[{"id":"msg_'
+            + _SLOT
+            + b'","type":"message","status":"completed","role":"assistant","content":[{"type":"output_text",'
+            b'"annotations":[],"text":"'
+            + text
+            + tail
+            + b'"}]}],"previous_response_id":null,"store":true,"tools":[],"usage":{"input_tokens":%d,'
+            b'"input_tokens_details":{"cached_tokens":0},"output_tokens":130,"total_tokens":%d}}'
         )
         started = b"{" + front + b'"content":[],"stop_reason":null,"stop_sequence":null,' + usage % 1234567 + b"}"
         half = len(tail) // 3
@@ -182,6 +194,8 @@ class MockConnection(asyncio.Protocol):
             self._answer(b"".join(self.parts))
         elif path.endswith(b"/messages"):
             self._answer_messages(b"".join(self.parts))
+        elif path.endswith(b"/responses"):
+            self._answer_response(b"".join(self.parts))
         elif path == b"/_bench/gap":
             self.replies.gap_s = float(query.partition(b"=")[2]) / 1000
             self._send([_json_head(200, b"OK", 2), b"{}"])
@@ -220,6 +234,12 @@ class MockConnection(asyncio.Protocol):
         self._send(
             b"\0".join(reply.message_events).replace(_SLOT, key).replace(b"1234567", b"%7d" % tokens).split(b"\0")
         )
+
+    def _answer_response(self, body: bytes) -> None:
+        key, reply = self.replies.pick(body)
+        tokens = len(body) // _BYTES_PER_TOKEN
+        answer = reply.response.replace(_SLOT, key) % (tokens, tokens + 130)
+        self._send([_json_head(200, b"OK", len(answer)).replace(_SLOT, key) + answer])
 
     def _send_json(self, body: bytes) -> None:
         self._send([_json_head(200, b"OK", len(body)) + body])
