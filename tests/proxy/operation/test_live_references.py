@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
+from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy.live_calls import matching, references
 from tersely.service.proxy.live_sessions.live_session import LiveSessions
@@ -23,6 +25,7 @@ from tersely.store.db.connection import Database as Store
 from tests.conftest import Server
 from tests.support.http import post
 from tests.support.live_sides import UNEQUAL, Clock, Side, sides, stored
+from tests.support.rows import query
 from tests.support.services import Service
 from tests.support.tenants import Tenant
 from tests.support.upstreams import Model
@@ -167,6 +170,61 @@ def begun(live: Side, plain: Side, **members: Any) -> Client:
         client.ask(f"question {number}")
     assert client.hits >= 1 or members.get("conversation")
     return client
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"previous_response_id":"resp_1","input":"hi","model":"m"}',
+        '{"model":"m", "input" : [ {"role":"user","content":"hi"} ] ,"previous_response_id": "resp_1" }',
+    ],
+)
+def test_body_around_a_history_takes_another_id(body: str) -> None:
+    newest = b'{"role":"user","content":"hi"}'
+    found = references.body_around(body.encode(), newest, OPENAI_RESPONSES.history, reply_id="resp_1")
+    assert found is not None
+    renamed = found.with_id("resp_a_longer_one")
+    assert renamed.before + renamed.after == (found.before + found.after).replace(b"resp_1", b"resp_a_longer_one")
+    again = renamed.with_id("resp_1")
+    assert (again.before, again.after) == (found.before, found.after)
+    assert body.encode().startswith(found.before)
+    assert body.encode().endswith(found.after)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"previous_response_id":"resp_2","input":"hi"}',
+        '{"previous_response_id":"resp\\u005f1","input":"hi"}',
+        '{"previous_response_id":"resp_1","input":"hi","input":"hi"}',
+        '{"previous_response_id":"resp_1","previous_response_id":"resp_1","input":"hi"}',
+        '{"previous_response_id":"resp_1","input":"other"}',
+        '{"previous_response_id":"resp_1","input":["hi"],"x":[]}',
+        '{"previous_response_id":"resp_1","input":[]}',
+        '{"previous_response_id":"resp_1"}',
+        '{"previous_response_id":"resp_1","input":"hi"',
+    ],
+)
+def test_body_of_another_form_is_not_taken_apart(body: str) -> None:
+    newest = b'{"role":"user","content":"hi"}'
+    assert references.body_around(body.encode(), newest, OPENAI_RESPONSES.history, reply_id="resp_1") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"previous_response_id" : "resp_1"}', ("resp_1", "")),
+        (b'{"conversation":"conv_1"}', ("", "conv_1")),
+        (b'{"conversation": {"id": "conv_1"}}', ("", "conv_1")),
+        (b'{"previous_response_id":null,"conversation":"conv_1"}', ("", "conv_1")),
+        (b'{"previous_response_id":null}', None),
+        (b'{"input":"\\"previous_response_id\\":\\"resp_1\\""}', None),
+        (b'{"previous_response_id":"resp\\u005f1"}', None),
+    ],
+)
+def test_references_of_a_body(body: bytes, found: tuple[str, str] | None) -> None:
+    assert references.References(OPENAI_RESPONSES.history).find(body) == found
+    assert references.References(OPENAI_CHAT.history).find(body) is None
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -319,11 +377,17 @@ def test_what_differs_takes_the_full_path(
         ),
     ],
 )
+@pytest.mark.parametrize("members", [{}, {"conversation": "conv_1"}])
 def test_changes_over_rest_are_seen_at_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch, method: str, path: str, more: dict[str, Any]
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    more: dict[str, Any],
+    members: dict[str, Any],
 ) -> None:
     with both(server, monkeypatch) as (live, plain):
-        client = begun(live, plain)
+        client = begun(live, plain, **members)
         client.rest(method, path, **more)
         for number in range(3):
             client.ask(f"after {number}")
@@ -413,6 +477,44 @@ def test_two_calls_at_once_by_one_id_are_two_branches(server: Server, monkeypatc
             items = json.loads(live.model.state.received[-1].body)["input"]
             assert items[-3]["content"] == body["input"]
             assert len(items) == len(sent[0]) + 2
+
+
+@pytest.mark.parametrize("members", [{}, {"conversation": "conv_1"}])
+def test_call_that_is_sent_again_in_flight_is_one_turn(
+    server: Server, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any]
+) -> None:
+    with both(server, monkeypatch) as (live, plain):
+        client = begun(live, plain, **members)
+        hits = client.hits
+        body = {"model": MODEL, "input": "the same question", **members}
+        body |= {} if members else {"previous_response_id": client.last}
+        for side in (live, plain):
+            side.model.script("again", says("one", first_delay=1.0), says("other", first_delay=1.0))
+            with ThreadPoolExecutor(2) as pool:
+                asking = []
+                for _ in range(2):
+                    sent_as = {"x-script": "again"}
+                    asking.append(pool.submit(side.post, "/v1/responses", content=written(body), headers=sent_as))
+                    time.sleep(0.3)
+                assert [each.result().status_code for each in asking] == [200, 200]
+            asked = "SELECT count(*) AS n FROM messages WHERE position('the same question'::bytea IN raw) > 0"
+            (row,) = asyncio.run(query(side.services[0].database, asked))
+            assert row["n"] == 1
+        assert client.hits > hits
+
+
+@pytest.mark.parametrize("members", [{}, {"conversation": "conv_1"}])
+def test_question_of_a_slow_call_is_stored_before_its_reply(
+    server: Server, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("tersely.service.proxy.recording.recorder.HOLD", 0.2)
+    with both(server, monkeypatch) as (live, plain):
+        client = begun(live, plain, instructions="Be kind.", **members)
+        hits = client.hits
+        for number in range(3):
+            client.ask(f"slowly {number}", says(f"at last {number}", first_delay=0.6))
+        assert client.hits == hits + 3
+        client.check()
 
 
 def test_evicted_session_takes_the_full_path(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

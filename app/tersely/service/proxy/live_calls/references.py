@@ -33,7 +33,7 @@ from tersely.store.history.messages import TailRow
 # remembered which of them this process has stored lately.
 SHORTEST_ID = 20
 # Ids that JSON writes as they are.
-_PLAIN_ID = re.compile(r"[!#-.0-\[\]-~]+")
+_PLAIN_ID = re.compile(r"[!#-\[\]-~]+")
 _STRING = rb'\s*:\s*(?:\{\s*"id"\s*:\s*)?"([^"\\]*)"'
 
 
