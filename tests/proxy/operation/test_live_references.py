@@ -437,6 +437,22 @@ def test_parallel_calls_and_a_result_without_call(server: Server, monkeypatch: p
         client.check()
 
 
+def test_call_without_result_and_result_without_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with both(server, monkeypatch) as (live, plain):
+        client = begun(live, plain, tools=[FUNCTION])
+        client.ask("go", calls(number=1))
+        client.ask("never mind", says("well"))
+        for number in range(3):
+            client.ask(f"on {number}")
+        hits = client.hits
+        assert hits >= 3
+        client.ask([*result("late", number=1), {"role": "user", "content": "it came"}])
+        client.ask([*result("stray", number=7), {"role": "user", "content": "whose?"}])
+        for number in range(3):
+            client.ask(f"and on {number}")
+        client.check()
+
+
 def test_tool_of_ours_is_answered_in_a_live_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with both(server, monkeypatch) as (live, plain):
         client = begun(live, plain)

@@ -125,21 +125,24 @@ def shows_reference(prepared: PreparedCall) -> bool:
     """Return whether a context that is not too long shows the messages of a call as it brought them, with nothing
     injected, and whether the next context shows them so again, behind the same messages.
 
-    A message that is stored already may be written in another way there. The next call of a conversation shows what was
-    put into the session behind its last reply. Instructions stand in front of the history alone.
+    A message that is stored already may be written in another way there, and a result without its call is. The next
+    call of a conversation shows what was put into the session behind its last reply. Instructions stand in front of the
+    history alone.
     """
-    resolved, history = prepared.resolved, prepared.history
-    if resolved is None or len(prepared.match.rows) > MOST_ROWS:
+    resolved, history, built = prepared.resolved, prepared.history, prepared.built
+    if resolved is None or built is None or len(prepared.match.rows) > MOST_ROWS:
         return False
     reply, placed = resolved.reply, prepared.match.decision.placed
-    if not history.links or history.links[0] != reply.own_before_reply:
+    if history.links != list(range(reply.own_before_reply, len(history.messages))):
         return False
     carried = {each.seq for each in placed}
     if any(row.row.seq not in carried for row in _current_links(prepared.match.rows)):
         return False
     shown = {entry.seq: entry.message for entry in prepared.loaded.snapshot.entries}
+    repaired = {each.seq for each in built.context.repairs}
     return all(
         placed[index].is_new
+        and placed[index].seq not in repaired
         and shown.get(placed[index].seq) is history.messages[index]
         and not history.messages[index].injected
         for index in reply.own_indexes[reply.own_before_reply :]
