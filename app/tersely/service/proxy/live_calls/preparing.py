@@ -198,7 +198,6 @@ class LivePreparer:
 
     def _write(self, call: Call, found: Continuation, decision: Reconciliation, now: datetime) -> RequestWrite:
         messages, live = found.history.messages, found.live
-
         reference = live.reference
 
         def whole() -> WholeRequest:
