@@ -280,9 +280,9 @@ class LiveSessionBuilder:
     ) -> _Bodies | None:
         """Find where the next call continues both bodies; None where they do not end with the newest message."""
         newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
-        if prepared.resolved is not None:
-            return self._bodies_of_reference(call, prepared, newest)
         newest_sent = self._history.elements(prepared.sources[-1].raw)[-1] if prepared.sources else newest
+        if prepared.resolved is not None:
+            return self._bodies_of_reference(call, prepared, newest, newest_sent)
         place = find_array(call.body, self._history.path)
         if place is None or not call.body.endswith(newest, 0, place[1]):
             return None
@@ -300,10 +300,12 @@ class LiveSessionBuilder:
             return None
         return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
 
-    def _bodies_of_reference(self, call: Call, prepared: PreparedCall, newest: bytes) -> _Bodies | None:
+    def _bodies_of_reference(
+        self, call: Call, prepared: PreparedCall, newest: bytes, newest_sent: bytes
+    ) -> _Bodies | None:
         around = body_around(call.body, newest, self._history, reply_id=prepared.request.reply_id)
         sent_end = find_array_end(prepared.body, self._history.path) or 0
-        if around is None or not sent_end or not prepared.body.endswith(newest, 0, sent_end):
+        if around is None or not sent_end or not prepared.body.endswith(newest_sent, 0, sent_end):
             return None
         end = len(around.before)
         return _Bodies(end=end, history_end=len(call.body) - len(around.after), sent_end=sent_end, around=around)
