@@ -515,7 +515,7 @@ class Player:
             talk.is_delta = True
             talk.marks = self.draw.choice((0, 0, talk.marks))  # stored breakpoints leave no room for Tersely's own
             talk.headers = {"x-tersely-session": talk.key}
-        elif named < self.deltas + 0.1:
+        elif named < self.deltas + 0.25:
             talk.headers = {"x-tersely-session": talk.key}
         if self.draw.random() < 0.3:
             talk.headers["x-session-affinity"] = talk.key

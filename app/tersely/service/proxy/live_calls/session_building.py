@@ -48,7 +48,7 @@ from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
 from tersely.store.history.messages import TailRow
-from tersely.store.history.tail_cache import TailCache, row_of
+from tersely.store.history.tail_cache import TailCache, is_in_tail, row_of
 from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
 from tersely.strategies.epochs.cutting import cut_distances
 from tersely.strategies.epochs.policies import EveryRequest
@@ -94,7 +94,10 @@ class LiveSessionBuilder:
         if (is_delta and not shows_delta(prepared)) or (is_reference and not shows_reference(prepared)):
             return None
         is_read = is_delta or is_reference
-        read = _read_stored(prepared, write, stored) if is_read else self._read_tail(call, write)
+        # Not every tail is at hand: calls that name their session read theirs from the store.
+        read = None if is_read else self._read_tail(call, write)
+        if read is None:
+            read = _read_stored(prepared, write, stored)
         if read is None:
             return None
         session, rows = read
@@ -439,11 +442,15 @@ def _read_shown(
 def _read_stored(
     prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None
 ) -> tuple[Session, list[TailRow]] | None:
-    """Return the session and its tail after a call whose history was read from the store; None: not at hand."""
-    session = prepared.match.session
+    """Return the session and its tail after a call whose rows were read from the store; None: not at hand."""
+    session, match = prepared.match.session, prepared.match
     if stored is None or stored.record is None or session is None or stored.outcome.session_id != session.id:
         return None
-    return session_after(session, stored.state), [*prepared.match.rows, *_rows_of(write), row_of(stored.record)]
+    if match.hidden:
+        return None
+    after = session_after(session, stored.state)
+    known = [row for row in match.rows if row.row.status != "superseded" and is_in_tail(row, after)]
+    return after, [*known, *_rows_of(write), row_of(stored.record)]
 
 
 def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tuple[Entry, ...]] | None:
