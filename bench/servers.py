@@ -276,14 +276,17 @@ def bare(host: Server, scratch: Path) -> Server:
     return launch("bare", command, port=port, ready="/healthz", scratch=scratch, cores=SERVER_CORES)
 
 
-def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None, *, module: str = "") -> Server:
-    """Tersely with its embedded Postgres, durable writes on, one worker; started by ``module``, if that is given."""
-    port = free_port()
+def tersely(host: Server | int, scratch: Path, env: Mapping[str, str] | None = None, *, module: str = "") -> Server:
+    """Tersely with its embedded Postgres, durable writes on, one worker; started by ``module``, if that is given.
+
+    ``host``: the model host, or its port.
+    """
+    port, upstream_port = free_port(), host if isinstance(host, int) else host.port
     data = scratch / "tersely-data"
     data.mkdir(exist_ok=True)
     settings = {
-        "TERSELY_OPENAI_BASE_URL": f"http://127.0.0.1:{host.port}/v1",
-        "TERSELY_ANTHROPIC_BASE_URL": f"http://127.0.0.1:{host.port}/v1",
+        "TERSELY_OPENAI_BASE_URL": f"http://127.0.0.1:{upstream_port}/v1",
+        "TERSELY_ANTHROPIC_BASE_URL": f"http://127.0.0.1:{upstream_port}/v1",
         "TERSELY_DATA_DIR": str(data),
         "TERSELY_LOG_LEVEL": "warning",
     }
