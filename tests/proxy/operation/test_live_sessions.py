@@ -349,7 +349,7 @@ class Player:
             (self.append, 24), (self.work, 14), (self.edit, 2), (self.regenerate, 2), (self.retry, 2), (self.undo, 1),
             (self.drop, 1), (self.pin, 1), (self.clear, 1), (self.patch, 1), (self.with_header, 1), (self.memo, 1),
             (self.rest_append, 1), (self.change_system, 1), (self.change_tools, 1), (self.begin, 1), (self.twin, 1),
-            (self.delta, 1), (self.inject, 1), (self.compact, 1), (self.search, 2), (self.side_call, 1),
+            (self.delta, 1), (self.inject, 2), (self.compact, 1), (self.search, 2), (self.side_call, 1),
             (self.several, 1), (self.break_off, 1), (self.abandon, 1), (self.overflow, 2), (self.fail, 1),
             (self.cut_off, 1), (self.by_id, 5 if self.dialect == "openai_responses" else 0),
         ]  # fmt: skip
@@ -519,6 +519,10 @@ class Player:
             talk.headers = {"x-tersely-session": talk.key}
         if self.draw.random() < 0.3:
             talk.headers["x-session-affinity"] = talk.key
+        if self.draw.random() < 0.2:
+            # Codex and Qwen Code begin with a message of their own, and Claude Code puts instructions behind one.
+            block = f"<system-reminder>{text(self.draw, 6)}</system-reminder>"
+            talk.messages.append({"role": "user", "content": block})
         if self.draw.random() < 0.3:
             reminder = f"<system-reminder>{text(self.draw, 6)}</system-reminder>"
             talk.messages.append({"role": "user", "content": f"{reminder}\n{text(self.draw, 5)}"})
@@ -690,7 +694,10 @@ class Player:
         if self.is_open(talk):
             return
         reminder = f"<system-reminder>{text(self.draw, 6)}</system-reminder>"
-        if self.draw.random() < 0.5:
+        kind = self.draw.random()
+        if kind < 0.3 and talk.dialect not in GEMINI:
+            talk.messages += [{"role": "system", "content": text(self.draw, 8)}, self.question()]
+        elif kind < 0.6:
             talk.messages += [{"role": "user", "content": reminder}, self.question()]
         else:
             talk.messages.append({"role": "user", "content": f"{reminder}\n{text(self.draw, 5)}"})

@@ -326,7 +326,11 @@ class LiveSessionBuilder:
         """
         sources = prepared.sources or ()
         added = len(volatile)
+        # Blocks of the client's alone, in front of all messages, are written like instructions but are no part of the
+        # head.
+        leading = _count_leading(prepared.history.messages) if epoch.cut == 1 and not epoch.head else len(sources)
         frozen = next((index for index, source in enumerate(sources) if not _is_in_head(source, epoch)), len(sources))
+        frozen = min(frozen, leading)
         elements = body_parts(prepared.body, self._dialect.name).elements
         between = len(sources) - frozen - 1 - added
         front = len(elements) - between - added
@@ -645,14 +649,18 @@ def _is_plain_call(prepared: PreparedCall) -> bool:
 
 
 def _is_orderly(messages: Sequence[Message], links: Sequence[int]) -> bool:
-    """Return whether instructions lead the history, or there are none, and each message of injected blocks alone has
-    its place before a later message.
+    """Return whether each message beside the links of a history has its place: it is one of the instructions that lead
+    the history, or it stands before a later message. Clients put instructions and blocks of their own there.
     """
-    if not all(message.is_instruction for message in messages[: links[0]]):
-        return False
-    if len(links) == len(messages) - links[0]:
+    leading = _count_leading(messages)
+    if len(links) == len(messages) - leading:
         return True
     known = set(links)
+    others = [index for index in range(leading, len(messages)) if index not in known]
     anchor = next((index for index in reversed(links) if messages[index].role != "tool"), 0)
-    others = [index for index in range(links[0], len(messages)) if index not in known]
-    return others[-1] < anchor and not any(messages[index].is_instruction for index in others)
+    return others[-1] < anchor
+
+
+def _count_leading(messages: Sequence[Message]) -> int:
+    """Return how many instructions lead a history."""
+    return next((index for index, message in enumerate(messages) if not message.is_instruction), len(messages))
