@@ -277,6 +277,7 @@ class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
 
     ``reply_id`` and ``conversation`` are the members with which a request references its history instead; without such
     members, none does. A string in place of the array is one message: ``text_element`` returns its element.
+    ``varying`` is a member beside the array that clients change with each call, and that nothing here reads.
     """
 
     path: tuple[str, ...] = ()
@@ -285,6 +286,7 @@ class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
     reply_id: str = ""
     conversation: str = ""
     text_element: Callable[[bytes], bytes] | None = None
+    varying: str = ""
 
 
 def _is_never(_: bytes) -> bool:

@@ -29,6 +29,7 @@ OPENAI_RESPONSES = replace(
             reply_id=write.REPLY_ID,
             conversation=write.CONVERSATION,
             text_element=read.string_message,
+            varying="client_metadata",
         ),
         streaming=StreamEvents(
             heartbeat=b": keep-alive\n\n",

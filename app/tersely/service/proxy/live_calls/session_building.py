@@ -44,6 +44,7 @@ from tersely.service.proxy.live_sessions.live_session import (
     steady,
 )
 from tersely.service.proxy.live_sessions.pieces import with_piece
+from tersely.service.proxy.live_sessions.varying_members import find_varying
 from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
@@ -232,6 +233,8 @@ class LiveSessionBuilder:
             body, suffix = around.before, around.after
             reference = structs.replace(reference, id_end=around.id_end)
         messages = prepared.history.messages
+        sent_suffix = prepared.body[bodies.sent_end :] if bodies.sent_end else b""
+        can_vary = around is None and bodies.frame is None and deltas is None
         return LiveSession(
             owner=self._owner,
             tenant=call.tenant,
@@ -249,7 +252,8 @@ class LiveSessionBuilder:
             commas=call.body.count(b",", 0, bodies.end) + call.body.count(b",", bodies.history_end),
             suffix=suffix,
             sent=(prepared.body[: bodies.sent_end],) if bodies.sent_end else None,
-            sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
+            sent_suffix=sent_suffix,
+            varying=find_varying(self._history.varying, suffix, sent_suffix) if can_vary else None,
             volatile=volatile,
             frame=bodies.frame,
             instructions=body_parts(prepared.body, self._dialect.name).instructions if bodies.frame is None else b"",

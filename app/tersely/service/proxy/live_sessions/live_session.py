@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec import structs
 
 from tersely.dialects.dialect import Request
 from tersely.dialects.headers import Headers
@@ -26,6 +27,7 @@ from tersely.service.context.sent_contexts import Elements, MessageSource
 from tersely.service.proxy.call.call import Call, CallOptions
 from tersely.service.proxy.live_sessions.frames import Frame
 from tersely.service.proxy.live_sessions.pieces import Pieces
+from tersely.service.proxy.live_sessions.varying_members import VaryingMember
 from tersely.store.commit.records import HistoryOwner
 from tersely.store.history.messages import TailRow
 from tersely.strategies.epochs.cutting import CutDistances
@@ -145,8 +147,9 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
 
     ``body`` is the client's last one: up to ``end`` it goes to the end of the last message but those in ``volatile``,
     whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent`` is the body that
-    went upstream up to there, and ``sent_suffix`` what comes after (None: the client's own, or one of ``frame``);
-    ``instructions`` are those beside the client's messages.
+    went upstream up to there, and ``sent_suffix`` what comes after (None: the client's own, or one of ``frame``).
+    ``varying`` is the member in both suffixes that may have another value at the next call; ``instructions`` are those
+    beside the client's messages.
     ``commas`` counts those of ``body`` up to ``end`` and of ``suffix``, in texts too: no list there has more elements.
     ``owner`` identifies the `LiveCalls` that prepared it, ``session`` is the session's row as it is known. The database
     was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
@@ -178,6 +181,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     suffix: bytes
     sent: Pieces | None
     sent_suffix: bytes
+    varying: VaryingMember | None
     volatile: tuple[VolatileMessage, ...]
     frame: Frame | None
     instructions: bytes
@@ -290,13 +294,14 @@ class LiveSessions:
         body = call.body
         if call.options.session_id is not None:
             held = self._sessions.get((call.tenant, call.options.session_id))
-            return [held.session] if held is not None and _continues(body, held.session) else []
+            live = None if held is None else _continued(body, held.session)
+            return [] if live is None else [live]
         found: list[LiveSession] = []
         for offset in self._offsets:
             if offset <= len(body):
                 alike = self._by_prefix.get((call.tenant, offset, body[max(0, offset - KEY_BYTES) : offset]))
                 if alike is not None:
-                    found += [live for live in alike if _continues(body, live)]
+                    found += [live for each in alike if (live := _continued(body, each)) is not None]
         if len(found) > 1:
             found.sort(key=lambda live: live.end, reverse=True)
         return found
@@ -312,7 +317,8 @@ class LiveSessions:
             live = None if held is None or held.session.is_named else held.session
         if live is None or live.reference is None or live.reference.conversation != conversation:
             return []
-        return [live] if _continues(call.body, live) else []
+        continued = _continued(call.body, live)
+        return [] if continued is None else [continued]
 
     def note_reply(self, tenant: str, reply_id: str, session_id: str) -> None:
         """Remember that a reply of a session has that id. A host that gives an id twice does not name one reply."""
@@ -385,15 +391,25 @@ class LiveSessions:
         self._bytes = 0
 
 
-def _continues(body: bytes, live: LiveSession) -> bool:
+def _continued(body: bytes, live: LiveSession) -> LiveSession | None:
+    """Return the live session that ``body`` continues, with the suffix of ``body``; None where it does not."""
     end = live.end
-    if end + len(live.suffix) >= len(body):
-        return False
     # The end first: conversations of one client begin alike.
     start = max(0, end - KEY_BYTES)
-    if body[start:end] != live.body[start:end] or not body.endswith(live.suffix):
-        return False
-    return body.startswith(memoryview(live.body)[:end])
+    if body[start:end] != live.body[start:end] or not body.startswith(memoryview(live.body)[:end]):
+        return None
+    if not body.endswith(live.suffix):
+        value = None if live.varying is None else live.varying.value_in(body, end)
+        if live.varying is None or value is None:
+            return None
+        live = _with_value(live, live.varying, value)
+    return live if end + len(live.suffix) < len(body) else None
+
+
+def _with_value(live: LiveSession, member: VaryingMember, value: bytes) -> LiveSession:
+    suffix = member.suffix(value)
+    commas = live.commas - live.suffix.count(b",") + suffix.count(b",")
+    return structs.replace(live, suffix=suffix, sent_suffix=member.sent_suffix(value), commas=commas)
 
 
 def _offset_of(size: int) -> int:
