@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import asyncpg
 import pytest
 
 from tersely.dialects.wire import raw_json
 from tests.api.conftest import Api
 from tests.api.test_messages import ODD, append_raw, raws_of
+from tests.conftest import Database
 
 TAGGED = rb'{"role":"assistant","content":"Done. <terse>made it</terse>","x":1.0,"turnId":"mine"}'
 
@@ -158,6 +160,39 @@ async def test_a_line_that_is_stored_between_two_pages_comes_once(api: Api) -> N
     assert (await api.http.post("/api/sessions/cut/compact", json={})).status_code == 200
     rest = (await api.http.get("/api/sessions/cut/terse", params={"after": first["next"]})).json()
     assert [item["turnId"] for item in first["items"] + rest["items"]] == [f"t{n}" for n in range(1, 8)]
+
+
+async def test_lines_that_an_epoch_packed_are_part_of_a_copy(api: Api, database: Database) -> None:
+    for n in range(1, 8):
+        await api.append(
+            "cut", {"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"Reply {n}. " + "x " * 900}
+        )
+    assert (await api.http.post("/api/sessions/cut/compact", json={})).status_code == 200
+    first = await export(api, "cut")
+    rows = json.loads(first)["tersely"]["terse"]
+    assert [row["source"] for row in rows] == ["derived"] * len(rows)
+    assert rows
+    assert not [name for row in json.loads(first)["tersely"]["epochs"] for name in row if name.startswith("log")]
+    assert (await take_in(api, first, id="copy")).status_code == 201
+    assert await export(api, "copy") == first
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        stored = await admin.fetch("SELECT session_id, count(*) AS lines FROM terse GROUP BY session_id")
+        packed = await admin.fetch("SELECT session_id, log_lines FROM epochs WHERE log IS NOT NULL")
+    finally:
+        await admin.close()
+    assert {row["session_id"]: row["lines"] for row in stored} == {"copy": len(rows)}
+    assert {row["session_id"]: row["log_lines"] for row in packed} == {"cut": len(rows)}
+    both = [(await api.http.get(f"/api/sessions/{name}/stats")).json()["terse"] for name in ("cut", "copy")]
+    assert both[0] == both[1]
+    # Turns, and a removed one, are the same in both.
+    for name in ("cut", "copy"):
+        assert (await api.http.delete(f"/api/sessions/{name}/turns/t2")).status_code == 204
+    for path in ("turns", "terse"):
+        cut, copy = [(await api.http.get(f"/api/sessions/{name}/{path}")).json() for name in ("cut", "copy")]
+        assert cut == copy
+        assert "Reply 1." in json.dumps(cut)
+        assert "Reply 2." not in json.dumps(cut)
 
 
 async def test_a_line_does_not_depend_on_the_replies_beside_it(api: Api) -> None:

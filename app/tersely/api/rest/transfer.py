@@ -19,7 +19,7 @@ from tersely.api.rest.sessions import write_session
 from tersely.domain.errors import InvalidRequest
 from tersely.service.sessions.exports import SessionImport, write_entry
 from tersely.service.sessions.sessions import SessionChange
-from tersely.store.history.terse import LogCursor
+from tersely.store.history.packed_log import LogCursor
 
 router = APIRouter(route_class=GuardedRoute)
 

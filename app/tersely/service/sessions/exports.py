@@ -43,7 +43,7 @@ from tersely.store.db.connection import Database
 from tersely.store.history import sessions
 from tersely.store.history.artifacts import spilled
 from tersely.store.history.messages import StoredMessage
-from tersely.store.history.terse import LogCursor
+from tersely.store.history.packed_log import LogCursor
 
 BATCH = 500
 MAX_MESSAGES = 200_000

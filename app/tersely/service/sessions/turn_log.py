@@ -17,7 +17,7 @@ from tersely.store.commit.turns import LAST_TURN
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages, terse
 from tersely.store.history.messages import StoredMessage
-from tersely.store.history.terse import LogCursor
+from tersely.store.history.packed_log import LogCursor
 from tersely.strategies.summaries.activity_log import derive_terse, ends_turn, first_sentence
 
 # Replies may be large.

@@ -27,14 +27,11 @@ from tersely.store.commit.records import (
     StoredReply,
 )
 from tersely.store.db.statements import Record
-from tersely.store.history import artifacts
+from tersely.store.history import artifacts, packed_log
 from tersely.store.history.artifacts import LARGE_OUTPUT
 from tersely.store.history.sent_contexts import renumber
 from tersely.store.history.sessions import answered_in_words, in_flight
 from tersely.store.notes import pending_memory
-
-# Derived entries are numbered from here on, the model's own entries of the same message from 0.
-DERIVED_FROM = 1000
 
 
 class NewRows(msgspec.Struct):
@@ -271,19 +268,17 @@ def _add_figures(figures: Figures, report: CallReport) -> Figures:
 def _enter_epoch(new: NewEpoch, state: SessionCounters, now: datetime, rows: NewRows) -> None:
     epoch = new.epoch
     state.epoch, state.cut, state.plan, state.edited = epoch.number, epoch.cut, new, False
+    packed, single = packed_log.number_entries(new.derived)
     rows.epochs.append(
         (
             state.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before, new.tokens_after,
-            now, new.past_plan,
+            now, new.past_plan, *packed_log.pack(packed),
         )
     )  # fmt: skip
     if new.memory is not None:
         rows.pending_memory.append(pending_memory.record(state.id, new.memory, now))
     rows.states.extend((state.id, s.seq, 0, s.source, s.created_at, _stored(s.text)) for s in new.states)
-    rows.terse.extend(
-        (state.id, e.turn, e.seq, number, e.role, e.source, e.created_at, _stored(e.text))
-        for number, e in enumerate(new.derived, start=DERIVED_FROM)
-    )
+    rows.terse.extend((state.id, *cursor, e.role, e.source, e.created_at, _stored(e.text)) for cursor, e in single)
 
 
 def _terse(session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, str]], now: datetime) -> list[Record]:

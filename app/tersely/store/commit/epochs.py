@@ -9,10 +9,10 @@ import msgspec
 
 from tersely.domain.history.runs import Run, subtract
 from tersely.domain.history.sessions import Session
-from tersely.store.commit.apply import DERIVED_FROM
 from tersely.store.commit.records import NewEpoch
 from tersely.store.db.connection import Connection
 from tersely.store.db.ranges import END
+from tersely.store.history import packed_log
 from tersely.store.history.sessions import read_epoch, write_epoch
 from tersely.store.notes import pending_memory, states
 
@@ -46,8 +46,8 @@ WHERE tenant_id = $1 AND id = $2 AND version = $3 RETURNING id
 """
 ADD = """
 INSERT INTO epochs (tenant_id, session_id, number, cut, reason, head_tokens, tokens_before, tokens_after, created_at,
-    plan)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    plan, log, log_first_turn, log_last_turn, log_lines)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 """
 ADD_TERSE = """
 INSERT INTO terse (tenant_id, session_id, turn, seq, number, role, source, created_at, text)
@@ -126,17 +126,15 @@ async def start(connection: Connection, tenant: str, session: Session, new: NewE
     moved = await connection.fetchval(MOVE, tenant, session.id, session.version, epoch.number, epoch.cut, new.plan)
     if moved is None:
         return False
+    packed, single = packed_log.number_entries(new.derived)
     await connection.execute(
         ADD, tenant, session.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before,
-        new.tokens_after, now, new.past_plan,
+        new.tokens_after, now, new.past_plan, *packed_log.pack(packed),
     )  # fmt: skip
     await states.add_found(connection, tenant, session.id, new.states)
     if new.memory is not None:
         await pending_memory.add(connection, tenant, session.id, [new.memory], now)
-    if new.derived:
-        rows = [
-            (e.turn, e.seq, number, e.role, e.source, e.created_at, e.text.encode("utf-8", "replace"))
-            for number, e in enumerate(new.derived, start=DERIVED_FROM)
-        ]
+    if single:
+        rows = [(*cursor, e.role, e.source, e.created_at, e.text.encode("utf-8", "replace")) for cursor, e in single]
         await connection.execute(ADD_TERSE, tenant, session.id, *map(list, zip(*rows, strict=True)))
     return True

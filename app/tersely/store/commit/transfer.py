@@ -17,8 +17,9 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.times import to_stored_time
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import TABLES
-from tersely.store.history import artifacts
+from tersely.store.history import artifacts, packed_log
 from tersely.store.history.artifacts import Artifact
+from tersely.store.history.packed_log import LogCursor, LogLine
 
 HERE = "tenant_id = $1 AND session_id = $2"
 # Table -> its key after tenant and session.
@@ -63,6 +64,12 @@ SET_PRIORITY = """
 UPDATE messages SET priority = u.priority FROM unnest($3::bigint[], $4::smallint[]) AS u (seq, priority)
 WHERE tenant_id = $1 AND session_id = $2 AND messages.seq = u.seq
 """
+# The greatest number that a turn may have.
+LAST_TURN = 2**31 - 1
+LOG_ROWS = f"""
+SELECT {TABLES["terse"][0]} FROM terse WHERE {HERE} AND (turn, seq, number) > ($3, $4, $5) AND turn <= $7
+ORDER BY turn, seq, number LIMIT $6
+"""
 PORTION = 1_000
 
 TableRow = dict[str, Any]
@@ -73,6 +80,9 @@ def columns(table: str) -> dict[str, str]:
     names, types = TABLES[table] if table in TABLES else _OTHERS[table]
     found = dict(zip(names.split(", "), types.split(", "), strict=True))
     found.pop("exchange", None)  # the id of a write, of no use to a copy
+    if table == "epochs":
+        for name in packed_log.COLUMNS:  # a document has all log lines under ``terse``
+            del found[name]
     return found
 
 
@@ -133,6 +143,8 @@ async def table_page(
     connection: Connection, tenant: str, session_id: str, table: str, after: Sequence[object], limit: int
 ) -> tuple[list[TableRow], list[object]]:
     """Return the next rows of a table as JSON values, and the key of the last one. Messages are not included."""
+    if table == "terse":
+        return await _log_page(connection, tenant, session_id, after, limit)
     key = BESIDE[table]
     kinds = columns(table)
     behind = ""
@@ -145,6 +157,37 @@ async def table_page(
     )  # fmt: skip
     rows = [{name: write_value(value) for name, value in dict(record).items()} for record in found]
     return rows, [found[-1][name] for name in key] if len(found) == limit else []
+
+
+async def _log_page(
+    connection: Connection, tenant: str, session_id: str, after: Sequence[object], limit: int
+) -> tuple[list[TableRow], list[object]]:
+    """Return the next entries of the log, of messages with any status, as rows of ``terse``; packed ones included."""
+    kinds = columns("terse")
+
+    async def read_rows(start: LogCursor, end: int, most: int) -> list[tuple[LogCursor, TableRow]]:
+        found = [dict(r) for r in await connection.fetch(LOG_ROWS, tenant, session_id, *start, most, end)]
+        return [((row["turn"], row["seq"], row["number"]), row) for row in found]
+
+    async def read_lines(lines: list[LogLine]) -> list[tuple[LogCursor, TableRow]]:
+        # Older code that removes a turn leaves its packed lines.
+        removed = await packed_log.not_live(connection, tenant, session_id, lines, packed_log.REMOVED)
+        return [
+            (cursor, dict(zip(kinds, (*cursor, e.role, e.source, e.created_at, e.text.encode()), strict=True)))
+            for cursor, e in lines
+            if e.seq not in removed
+        ]
+
+    turn, seq, number = after or (0, 0, -1)
+    assert isinstance(turn, int)
+    assert isinstance(seq, int)
+    assert isinstance(number, int)
+    found = await packed_log.page(
+        connection, tenant, session_id, after=(turn, seq, number), limit=limit, last_turn=LAST_TURN,
+        read_rows=read_rows, read_lines=read_lines,
+    )  # fmt: skip
+    rows = [{name: write_value(value) for name, value in row.items()} for _, row in found]
+    return rows, list(found[-1][0]) if len(found) == limit else []
 
 
 async def messages(connection: Connection, tenant: str, session_id: str, after: int, limit: int) -> list[TableRow]:

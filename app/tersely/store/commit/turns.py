@@ -17,7 +17,7 @@ from tersely.domain.history.history import Epoch, Status
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection
-from tersely.store.history import artifacts, sent_contexts
+from tersely.store.history import artifacts, packed_log, sent_contexts
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sessions import COLUMNS, read_epoch, session_from, write_epoch
 from tersely.store.notes import daily_memory as memory
@@ -67,7 +67,7 @@ SELECT turn, count(*) AS calls, sum(tokens_before) AS tokens_before, sum(tokens_
 FROM calls WHERE {HERE} AND turn BETWEEN $3 AND $4 GROUP BY turn
 """
 TERSE = f"""
-SELECT turn, text FROM terse WHERE {HERE} AND turn BETWEEN $3 AND $4 ORDER BY turn, seq, number
+SELECT turn, seq, number, text FROM terse WHERE {HERE} AND turn BETWEEN $3 AND $4 ORDER BY turn, seq, number
 """
 LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE"
 OF_TURN = f"SELECT seq, turn, status, tokens, place FROM messages WHERE {BY_TURN} AND turn = $3"
@@ -164,8 +164,11 @@ async def between(connection: Connection, tenant: str, session_id: str, first: i
     arguments = (tenant, session_id, first, _int4(last))
     usage = {r["turn"]: _usage(dict(r)) for r in await connection.fetch(USAGE, *arguments)}
     terse: dict[int, list[str]] = {}
-    for record in await connection.fetch(TERSE, *arguments):
-        terse.setdefault(record["turn"], []).append(record["text"].decode("utf-8", "replace"))
+    records = await connection.fetch(TERSE, *arguments)
+    lines = [((r["turn"], r["seq"], r["number"]), r["text"].decode("utf-8", "replace")) for r in records]
+    lines += [(cursor, entry.text) for cursor, entry in await packed_log.between(connection, *arguments)]
+    for (turn, _, _), text in packed_log.merge(lines):
+        terse.setdefault(turn, []).append(text)
     best: dict[int, dict[str, Any]] = {}
     for record in await connection.fetch(GROUPS, *arguments):
         row = dict(record)
@@ -230,6 +233,7 @@ async def remove(
     seqs = [row["seq"] for row in rows]
     await connection.execute(REMOVE, tenant, session.id, turn)
     await connection.execute(FORGET_TERSE, tenant, session.id, turn)
+    await packed_log.forget(connection, tenant, session.id, turn=turn)
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
     return await _forget_quotes(
         connection, tenant, session, seqs, sum(row["tokens"] for row in rows), before_cut=before_cut, now=now
@@ -249,6 +253,7 @@ async def replace_content(
     values = (message.raw, message.model_raw, message.tokens)
     await connection.execute(REPLACE, tenant, session.id, message.seq, *values)
     await connection.execute(FORGET_TERSE_OF, tenant, session.id, message.seq)
+    await packed_log.forget(connection, tenant, session.id, seq=message.seq)
     before_cut = tokens if message.status == "live" and message.seq < session.cut else 0
     return await _forget_quotes(connection, tenant, session, [message.seq], tokens, before_cut=before_cut, now=now)
 

@@ -51,8 +51,9 @@ TABLES: dict[str, tuple[str, str]] = {
         "bytea, text, text, float8, float8, float8, text",
     ),
     "epochs": (
-        "number, cut, reason, head_tokens, tokens_before, tokens_after, created_at, plan",
-        "integer, bigint, text, integer, integer, integer, timestamptz, bytea",
+        "number, cut, reason, head_tokens, tokens_before, tokens_after, created_at, plan, "
+        "log, log_first_turn, log_last_turn, log_lines",
+        "integer, bigint, text, integer, integer, integer, timestamptz, bytea, bytea, integer, integer, integer",
     ),
     "pending_memory": (
         "epoch, first_seq, last_seq, runs, strategy, dialect, model, due_at, host",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tersely.store.db.connection import Connection
+from tersely.store.history import packed_log
 
 HERE = "tenant_id = $1 AND session_id = $2"
 CALLS = f"""
@@ -88,7 +89,11 @@ async def epochs_by_reason(connection: Connection, tenant: str, session_id: str)
 
 async def terse_by_source(connection: Connection, tenant: str, session_id: str) -> dict[str, int]:
     """Source -> how many terse entries."""
-    return {r["source"]: r["entries"] for r in await connection.fetch(TERSE, tenant, session_id)}
+    found = {r["source"]: r["entries"] for r in await connection.fetch(TERSE, tenant, session_id)}
+    packed = await packed_log.count(connection, tenant, session_id)
+    if packed:
+        found[packed_log.SOURCE] = found.get(packed_log.SOURCE, 0) + packed
+    return dict(sorted(found.items()))
 
 
 async def compression(connection: Connection, tenant: str, session_id: str) -> Compression:
