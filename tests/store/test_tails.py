@@ -27,6 +27,7 @@ from tests import conftest
 
 TENANT = "north"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SHOWN = b'{"text":"what the client was shown of the reply"}'
 
 
 def identity_of(role: Role, words: str) -> MessageIdentity:
@@ -95,7 +96,8 @@ class Worker:
             request=request,
             replies=[
                 NewReply(
-                    raw=b"{}", model_raw=reply.encode(), digest=answer.digest, chain=chain, tokens=5, finish="stop",
+                    raw=SHOWN, model_raw=SHOWN[:9] + reply.encode() + SHOWN[9:],
+                    digest=answer.digest, chain=chain, tokens=5, finish="stop",
                     terse=((reply, "model"),),
                 )
             ],

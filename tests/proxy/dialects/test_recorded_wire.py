@@ -20,6 +20,7 @@ import pytest
 from tersely.dialects.dialect import UNCHANGED, Reply
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.messages import Dialect as DialectName
+from tersely.store.history.model_views import model_raw
 from tests.conftest import Database
 from tests.dialects.recordings import MISSING, WIRE, cut
 from tests.support.http import Answered, post
@@ -153,7 +154,7 @@ async def replies(service: Service, key: str) -> dict[str, tuple[bytes, bytes]]:
     """Of each session what the model said, and what the client was shown."""
     rows = await query(
         service,
-        "SELECT session_id, raw, coalesce(model_raw, raw) AS said FROM messages "
+        f"SELECT session_id, raw, coalesce({model_raw()}, raw) AS said FROM messages "
         "WHERE session_id LIKE $1 AND role = 'assistant' AND call > 0 AND status = 'live'",
         f"{key}-%",
     )

@@ -27,7 +27,7 @@ from tersely.store.commit.records import (
     StoredReply,
 )
 from tersely.store.db.statements import Record
-from tersely.store.history import artifacts, packed_log
+from tersely.store.history import artifacts, model_views, packed_log
 from tersely.store.history.artifacts import LARGE_OUTPUT
 from tersely.store.history.sent_contexts import renumber
 from tersely.store.history.sessions import answered_in_words, in_flight
@@ -85,7 +85,7 @@ def enter_request(
                 (
                     state.id, placed.seq, placed.turn, weight, placed.position, incoming.role, placed.status,
                     write.dialect, True, True, False, None, 0, incoming.digest, None, written_at, raw,
-                    hidden.model_raw, before, exchange,
+                    *model_views.columns_of(raw, hidden.model_raw), before, exchange,
                 )
             )  # fmt: skip
             rows.terse += _terse(state.id, placed.turn, placed.seq, hidden.terse, written_at)
@@ -181,7 +181,7 @@ def enter_replies(
                 state.id, state.last_seq, outcome.turn, reply.tokens, place, reply.role,
                 "superseded" if reply.is_alternative else placement.status, write.request.dialect,
                 reply.chain is not None, True, False, reply.finish, outcome.call, reply.digest, reply.chain, write.now,
-                reply.raw, reply.model_raw, outcome.answered_seq or None, None,
+                reply.raw, *model_views.columns_of(reply.raw, reply.model_raw), outcome.answered_seq or None, None,
             )
         )  # fmt: skip
         enter_parts(reply, write.request.referenced, state.id, state.last_seq, outcome.turn, write.now, rows)

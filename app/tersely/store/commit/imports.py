@@ -11,7 +11,7 @@ import msgspec
 from tersely.store.commit.rows import portions
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import INSERTS, Record, as_arrays
-from tersely.store.history import artifacts, sessions
+from tersely.store.history import artifacts, model_views, sessions
 from tersely.store.history.artifacts import Artifact
 from tersely.store.history.sessions import Configuration
 
@@ -103,7 +103,7 @@ def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[objec
         None,
         message.created_at,
         message.raw,
-        message.model_raw,
+        *model_views.columns_of(message.raw, message.model_raw),
         seq - 1,
         None,
     )

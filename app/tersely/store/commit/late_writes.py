@@ -31,7 +31,7 @@ from tersely.store.commit.rows import insert_rows
 from tersely.store.commit.sizes import LARGE_LIMIT
 from tersely.store.commit.statuses import place_late_reply, set_statuses
 from tersely.store.db.connection import Connection, Database, refusal
-from tersely.store.history import messages, sessions
+from tersely.store.history import messages, model_views, sessions
 from tersely.store.history.messages import TailRow
 from tersely.store.history.tail_cache import TailCache
 
@@ -57,7 +57,8 @@ SELECT seq, turn, place, status FROM messages WHERE tenant_id = $1 AND session_i
 """
 # A reply that the client has sent again, to a replica that did not know it: it becomes what it is.
 ADOPT_REPLY = """
-UPDATE messages SET raw = $4, model_raw = $5, chain = $6, finish = $7, call = $8
+UPDATE messages SET raw = $4, model_raw = $5, model_prefix = $6, model_suffix = $7, model_middle = $8, chain = $9,
+    finish = $10, call = $11
 WHERE tenant_id = $1 AND session_id = $2 AND seq = $3 AND chain IS NULL AND status = 'live' RETURNING seq
 """
 # Sessions made since a time to which a client brought a reply, near their beginning.
@@ -86,7 +87,8 @@ WHERE tenant_id = $1 AND session_id = $2 AND status = 'live'
 """
 # Replies of one session for the same messages of another one, whose numbers are $4.
 MOVE_REPLIES = """
-UPDATE messages AS m SET raw = o.raw, model_raw = o.model_raw, chain = o.chain, finish = o.finish
+UPDATE messages AS m SET raw = o.raw, model_raw = o.model_raw, model_prefix = o.model_prefix,
+    model_suffix = o.model_suffix, model_middle = o.model_middle, chain = o.chain, finish = o.finish
 FROM messages o, unnest($4::bigint[], $5::bigint[]) AS n (old, new)
 WHERE o.tenant_id = $1 AND o.session_id = $2 AND o.seq = n.old AND o.chain IS NOT NULL
   AND m.tenant_id = $1 AND m.session_id = $3 AND m.seq = n.new AND m.chain IS NULL
@@ -548,8 +550,8 @@ async def _write_beside(
         enter_replies(write, write.replies, outcome, state, placement, rows, after=outcome.answered_position)
         return
     adopted = await connection.fetchval(
-        ADOPT_REPLY, write.request.tenant, state.id, there.seq, reply.raw, reply.model_raw, reply.chain, reply.finish,
-        outcome.call,
+        ADOPT_REPLY, write.request.tenant, state.id, there.seq, reply.raw,
+        *model_views.columns_of(reply.raw, reply.model_raw), reply.chain, reply.finish, outcome.call,
     )  # fmt: skip
     if adopted is None:
         return

@@ -17,7 +17,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.times import to_stored_time
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import TABLES
-from tersely.store.history import artifacts, packed_log
+from tersely.store.history import artifacts, model_views, packed_log
 from tersely.store.history.artifacts import Artifact
 from tersely.store.history.packed_log import LogCursor, LogLine
 
@@ -87,7 +87,8 @@ def columns(table: str) -> dict[str, str]:
 
 
 # A message without ids that are unique within the tenant: the copy is another message.
-_STORED = {name: kind for name, kind in columns("messages").items() if name not in {"raw", "model_raw", "chain"}}
+_CONTENT = frozenset({"raw", "model_raw", *model_views.COLUMNS, "chain"})
+_STORED = {name: kind for name, kind in columns("messages").items() if name not in _CONTENT}
 MESSAGE = _STORED | {"priority": "smallint", "raw": "bytea", "model_raw": "bytea"}
 
 
@@ -197,7 +198,7 @@ async def messages(connection: Connection, tenant: str, session_id: str, after: 
         SELECT {", ".join(_STORED)}, priority,
             CASE WHEN (status = 'live' OR (status = 'dropped' AND NOT model_visible)) AND client_visible
                 THEN NULL ELSE raw END AS raw,
-            model_raw
+            {model_views.model_raw()} AS model_raw
         FROM messages WHERE {HERE} AND seq > $3 ORDER BY seq LIMIT $4
         """,
         tenant, session_id, after, limit,
@@ -220,7 +221,7 @@ async def restore(
     key, and for such as lack something.
     """
     try:
-        await _insert(connection, tenant, session_id, "messages", [{**row, "chain": None} for row in stored])
+        await _insert(connection, tenant, session_id, "messages", [_with_difference(row) for row in stored])
         marked = [row for row in stored if row["priority"] != 50]
         if marked:
             priorities = [row["priority"] for row in marked]
@@ -237,6 +238,13 @@ async def restore(
         await connection.execute(RESTORE, tenant, session_id, *counted)
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
         raise InvalidRequest("the document has duplicate rows, or rows are missing", field="tersely") from error
+
+
+def _with_difference(row: TableRow) -> TableRow:
+    """Return a message's row as it is stored."""
+    names = ("model_raw", *model_views.COLUMNS)
+    view = model_views.columns_of(row["raw"], row["model_raw"])
+    return {**row, **dict(zip(names, view, strict=True)), "chain": None}
 
 
 async def _insert(connection: Connection, tenant: str, session_id: str, table: str, rows: Sequence[TableRow]) -> None:

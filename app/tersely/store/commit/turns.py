@@ -76,10 +76,14 @@ HIDE = f"""
 UPDATE messages SET status = $4, model_visible = true
 WHERE {BY_TURN} AND turn = $3 AND (status = 'live' OR (status = 'dropped' AND NOT model_visible))
 """
+WITHOUT_DIFFERENCE = "model_prefix = NULL, model_suffix = NULL, model_middle = NULL"
 REMOVE = f"""
-UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, tokens = 0 WHERE {BY_TURN} AND turn = $3
+UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, {WITHOUT_DIFFERENCE}, tokens = 0
+WHERE {BY_TURN} AND turn = $3
 """
-REPLACE = f"UPDATE messages SET raw = $4, model_raw = $5, tokens = $6 WHERE {HERE} AND seq = $3"
+REPLACE = f"""
+UPDATE messages SET raw = $4, model_raw = $5, {WITHOUT_DIFFERENCE}, tokens = $6 WHERE {HERE} AND seq = $3
+"""
 FORGET_TERSE_OF = f"DELETE FROM terse WHERE {HERE} AND seq = $3"
 FORGET_TERSE = f"DELETE FROM terse WHERE {HERE} AND turn = $3"
 FORGET_PLANS = f"SELECT number, plan FROM epochs WHERE {HERE}"

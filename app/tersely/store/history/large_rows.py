@@ -13,29 +13,34 @@ from typing import Any
 from asyncpg import Record
 
 from tersely.store.db.connection import Connection
+from tersely.store.history import model_views
 
 # Bytes. A larger value is read in pieces of `PIECE`.
 LARGE_VALUE = 2 * 1024 * 1024
 PIECE = 1024 * 1024
 PARTS = ("raw", "model_raw")
+VALUES = {"raw": "raw", "model_raw": model_views.model_raw()}
 
 # The subquery reads and unpacks the value once, not once for each piece.
 _PIECES = """
 SELECT n, substring(value FROM n + 1 FOR {piece}) AS piece FROM (
-    SELECT {part} || ''::bytea AS value FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq = $3 OFFSET 0
+    SELECT ({value}) || ''::bytea AS value FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq = $3 OFFSET 0
 ) AS whole, LATERAL generate_series(0, octet_length(value) - 1, {piece}) AS n
 ORDER BY n
 """
-PIECES = {part: _PIECES.format(part=part, piece=PIECE) for part in PARTS}
+PIECES = {part: _PIECES.format(value=VALUES[part], piece=PIECE) for part in PARTS}
 
 
 def columns(others: str, *, table: str = "") -> str:
     """Return ``others`` and the columns of a message's bytes, without large values; ``table`` is put before each."""
     prefix = f"{table}." if table else ""
+    values = {
+        "raw": (f"{prefix}raw", f"octet_length({prefix}raw)"),
+        "model_raw": (model_views.model_raw(table), model_views.model_size(table)),
+    }
     bytes_of = [
-        f"CASE WHEN octet_length({prefix}{part}) <= {LARGE_VALUE} THEN {prefix}{part} END AS {part}, "
-        f"octet_length({prefix}{part}) > {LARGE_VALUE} AS has_large_{part}"
-        for part in PARTS
+        f"CASE WHEN {size} <= {LARGE_VALUE} THEN {value} END AS {part}, {size} > {LARGE_VALUE} AS has_large_{part}"
+        for part, (value, size) in values.items()
     ]
     return ", ".join([*(prefix + column for column in others.split(", ")), *bytes_of])
 

@@ -17,6 +17,7 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection, Database
+from tersely.store.history import model_views
 from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow, tail_rows_in_steps
 from tersely.store.history.sessions import COLUMNS, TWINS, ReplyMatch, best_match, session_from
 from tersely.store.history.tail_cache import CachedTail, TailCache, cached_tail
@@ -25,7 +26,7 @@ MAX_BATCH = 64
 
 _ROW = (
     "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.follows, r.dialect, r.pinned, "
-    "r.priority, r.created_at, r.model_raw, r.client_visible, r.finish"
+    f"r.priority, r.created_at, {model_views.model_raw('r')} AS model_raw, r.client_visible, r.finish"
 )
 _LISTS = {
     "seqs": "seq",

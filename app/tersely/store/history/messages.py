@@ -14,7 +14,7 @@ from tersely.domain.history.history import CLIENT_LEFT, DEFAULT_PRIORITY, WINDOW
 from tersely.domain.history.links import StoredLink
 from tersely.store.db.connection import Connection
 from tersely.store.db.ranges import END
-from tersely.store.history import large_rows
+from tersely.store.history import large_rows, model_views
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,10 @@ RAN_OUT = f"finish IS NOT DISTINCT FROM '{WINDOW_FULL}'"
 # Calls to tools of Tersely's own and their results, which no client knows of. What is only hidden from the client's
 # view a client may resend all the same.
 UNKNOWN = "NOT client_visible AND call > 0 AND chain IS NULL"
-TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, {UNKNOWN} AS is_hidden, {RAN_OUT} AS ran_out"
+TAIL = (
+    f"{ROW}, dialect, pinned, priority, created_at, {model_views.model_raw()} AS model_raw, "
+    f"{UNKNOWN} AS is_hidden, {RAN_OUT} AS ran_out"
+)
 FULL_COLUMNS = (
     "seq, turn, place AS position, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, "
     "finish, call, digest, created_at"
@@ -468,7 +471,7 @@ def _was_taken_out(rows: str) -> str:
     EXISTS (
         SELECT FROM messages m JOIN {rows}
         WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq {{which}} AND m.status = 'live'
-          AND m.model_raw IS NOT NULL AND t.source = 'model'
+          AND (m.model_raw IS NOT NULL OR m.model_middle IS NOT NULL) AND t.source = 'model'
     )"""
     return replies.format(which=f"BETWEEN $3 AND {END}") + " OR" + replies.format(which="= ANY($4::bigint[])")
 
@@ -490,7 +493,7 @@ async def stripped_kinds(
 
 
 SIZES = f"""
-SELECT seq, octet_length(raw) + coalesce(octet_length(model_raw), 0) AS size FROM messages
+SELECT seq, octet_length(raw) + coalesce({model_views.model_size()}, 0) AS size FROM messages
 WHERE {HERE} AND seq = ANY($3::bigint[])
 """
 

@@ -16,6 +16,7 @@ from tersely.domain.history.history import WINDOW_FULL, Epoch
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
 from tersely.store.db.statements import Record
+from tersely.store.history import model_views
 from tersely.store.history.messages import TailRow
 
 # Bytes of a row and of a session besides their contents; measured, rounded up.
@@ -62,14 +63,15 @@ def appended(before: CachedTail | None, session: Session, records: Iterable[Reco
 def row_of(record: Record) -> TailRow:
     (
         _, seq, turn, tokens, position, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
-        created_at, _, model_raw, follows, _,
+        created_at, raw, *model_view, follows, _,
     ) = record  # fmt: skip
     row = StoredLink(
         seq=seq, position=position, turn=turn, tokens=tokens, role=role, status=status, digest=digest,
         relayed=chain is not None, call=call, follows=follows,
     )  # fmt: skip
     return TailRow(
-        row=row, dialect=dialect, pinned=pinned, created_at=created_at, model_raw=model_raw, is_hidden=not is_shown,
+        row=row, dialect=dialect, pinned=pinned, created_at=created_at,
+        model_raw=model_views.view_of(raw, tuple(model_view)), is_hidden=not is_shown,
         ran_out=finish == WINDOW_FULL,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from asyncpg import Record
 
 from tersely.domain.limits import LIMIT_NAMES, Grant, Limits, TotalUse, UseRequest, grant
 from tersely.store.db.connection import Database, to_json
+from tersely.store.history import model_views
 
 # Across tenants: with this setting a transaction may see these rows, and nothing else.
 LIST = "SET LOCAL app.list_limits = 'on'"
@@ -41,8 +42,8 @@ SELECT tenant_id, created_at FROM tenants WHERE tenant_id > $1 ORDER BY tenant_i
 TENANT = "SELECT created_at FROM tenants WHERE tenant_id = $1"
 ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING tenant_id"
 # Only lengths are read, not values. All other stored data is small in comparison.
-STORED = """
-SELECT (SELECT coalesce(sum(octet_length(raw) + coalesce(octet_length(model_raw), 0)), 0) FROM messages
+STORED = f"""
+SELECT (SELECT coalesce(sum(octet_length(raw) + coalesce({model_views.model_size()}, 0)), 0) FROM messages
         WHERE tenant_id = $1)
      + (SELECT coalesce(sum(octet_length(raw)), 0) FROM attributes WHERE tenant_id = $1)
 """

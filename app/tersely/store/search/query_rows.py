@@ -10,10 +10,11 @@ from asyncpg import Record
 
 from tersely.domain.history.history import Status
 from tersely.store.db.connection import Connection
+from tersely.store.history import model_views
 
 COLUMNS = (
     "seq, turn, role, status, dialect, tokens, created_at, raw, "
-    "CASE WHEN role = 'assistant' AND client_visible THEN model_raw END AS model_raw"
+    f"CASE WHEN role = 'assistant' AND client_visible THEN {model_views.model_raw()} END AS model_raw"
 )
 HERE = "tenant_id = $1 AND session_id = $2"
 
