@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +16,26 @@ from tersely.service.context.sent_contexts import (
     describe,
     describe_added,
 )
-from tersely.store.history.sent_contexts import BLOCK, SentMessage, checksum, decode, split_group, unpack
+from tersely.store.history.sent_contexts import (
+    ADDED,
+    BLOCK,
+    SHORTENED,
+    SentContext,
+    SentMessage,
+    checksum,
+    decode,
+    encode,
+    pack,
+    renumber,
+    split_group,
+    unpack,
+)
+from tersely.store.history.sent_contexts import (
+    GROUP as BLOCKS,
+)
 from tests.builders import user
 
-GROUP = BLOCK * BLOCK
+GROUP = BLOCK * BLOCKS
 
 
 def sources_of(count: int, *, first: int = 1) -> list[MessageSource]:
@@ -32,7 +52,7 @@ def elements_of(description: Description, literals: dict[bytes, bytes]) -> list[
     """The elements of a stored description, as the service reads them."""
     sent = decode(description.sent)
     assert sent is not None
-    blocks = [block for group in sent.groups for block in split_group(literals[group])]
+    blocks = [block for group in sent.groups for block in split_group(literals[group], sent.version)]
     return [each for block in (*blocks, *sent.blocks) for each in unpack(literals[block])] + unpack(sent.rest)
 
 
@@ -64,7 +84,7 @@ def test_a_growing_request_is_described_as_if_it_was_seen_for_the_first_time(ste
     sent = decode(last.sent)
     assert sent is not None
     assert sent.checksum == checksum(each.raw for each in sources)
-    assert len(sent.blocks) < BLOCK
+    assert len(sent.blocks) < BLOCKS
     assert len(unpack(sent.rest)) < BLOCK
 
 
@@ -77,16 +97,98 @@ def test_descriptions_of_long_requests_stay_short() -> None:
         new = {each.seq: each.raw.replace(b'"role"', b'"name":"me","role"') for each in sources}
         found = describe(body_of(sources), "openai_chat", sources=sources, new=new, known=known.get("t", "s", 0))
         sizes.append(len(found.sent))
-    assert sizes[0] < 700
-    assert sizes[2] - sizes[1] <= 12 * 16
+    assert sizes[0] < 200
+    assert sizes[2] - sizes[1] <= 12 * 11
 
 
-def test_description_of_an_earlier_version_is_read() -> None:
-    sources = sources_of(BLOCK)
-    found = describe(
-        body_of(sources), "openai_chat", sources=sources, new={each.seq: each.raw for each in sources},
-        known=KnownSessions(budget=1 << 20).get("t", "s", 0),
-    )  # fmt: skip
-    assert found.sent[:2] == b"\x9b\x01"  # eleven members, the first of which is the version
-    earlier = decode(b"\x9a\x01" + found.sent[2:-1])
-    assert earlier == decode(found.sent)
+elements = st.one_of(
+    st.builds(SentMessage, st.integers(1, 9)),
+    st.builds(
+        SentMessage,
+        st.integers(1, 9),
+        prefix=st.integers(0, 3),
+        suffix=st.integers(0, 1),
+        middle=st.sampled_from([b"", b"x"]),
+    ),
+    st.builds(
+        SentMessage,
+        st.integers(0, 9),
+        shows=st.sampled_from([0, SHORTENED, ADDED]),
+        literal=st.sampled_from([b"", b"12345678"]),
+        prefix=st.integers(-1, 2),
+        layer=st.sampled_from(["", "repeats"]),
+        also=st.sampled_from([(), (3, 4)]),
+    ),
+)
+
+
+@given(st.lists(elements, max_size=20), st.integers(1, 2**40))
+def test_packed_elements_come_back_as_they_were(given_elements: list[SentMessage], first: int) -> None:
+    assert unpack(pack(given_elements)) == given_elements
+    in_order = [
+        SentMessage(first + at, prefix=each.prefix, suffix=each.suffix, middle=each.middle)
+        for at, each in enumerate(given_elements)
+    ]
+    assert unpack(pack(in_order)) == in_order
+
+
+def test_messages_that_take_the_same_patch_are_one_short_entry() -> None:
+    """A client sends each reply in its own spelling: every second message takes a patch."""
+    sent = [SentMessage(200 + n, prefix=-1 if n % 2 else 630 + n % 3, suffix=0 if n % 2 else 1) for n in range(BLOCK)]
+    packed = pack(sent)
+    assert unpack(packed) == sent
+    assert len(packed) < 45
+
+
+@pytest.mark.parametrize(
+    "packed", [b"\x91\x81\x01\x90", b"\x91\x81\x01\x92\x01\x01", b"\x91\x81\x01\x93\xc4\x00\x01\x01", b"\x91\xc0"]
+)
+def test_other_bytes_are_no_elements(packed: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        unpack(packed)
+
+
+def description(version: int, **more: Any) -> SentContext:
+    values = {"blocks": (), "groups": (), "rest": pack([SentMessage(1)]), "instructions": b"", "rounds": ()}
+    fields: dict[str, Any] = {"layers": (("tail", 9), ("a new layer", 2)), "checksum": 5, "count": 1, "tools": b"="}
+    return SentContext(version=version, **values | fields | {"dialect": "anthropic"} | more)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_descriptions_of_all_versions_are_read(version: int) -> None:
+    for more in ({}, {"dialect": "another"}, {"groups": (b"g" * 8, b"h" * 8), "rounds": (1, 2)}):
+        sent = description(version, **more)
+        assert decode(encode(sent)) == sent
+
+
+def test_description_of_an_earlier_version_is_what_it_was() -> None:
+    earlier = (
+        b"\x9b\x01\xa9anthropic\x90\xc4\x04\x91\x81\x01\x01\xc4\x00"
+        b"\x92\x92\xa4tail\x09\x92\xaba new layer\x02\x90\x05\x01\xc4\x01=\x90"
+    )
+    assert decode(earlier) == description(1)
+    assert encode(description(1)) == earlier
+    # The first descriptions lacked the members at the end.
+    assert decode(b"\x99" + earlier[1:-4]) == description(1, tools=b"")
+    assert len(encode(description(3))) < len(earlier)
+
+
+def test_groups_of_earlier_versions_have_longer_digests() -> None:
+    twelve = [bytes([n]) * 12 for n in range(16)]
+    assert split_group(b"".join(twelve), 2) == twelve
+    eight = [bytes([n]) * 8 for n in range(8)]
+    assert split_group(b"".join(eight)) == eight
+
+
+def test_a_description_of_a_version_to_come_is_not_read() -> None:
+    assert decode(encode(description(4))) is None
+    assert decode(b"\xc1") is None
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_messages_that_were_stored_elsewhere_are_renumbered(version: int) -> None:
+    rest = [SentMessage(4, prefix=2, suffix=1), SentMessage(5), SentMessage(6)]
+    moved = decode(renumber(encode(description(version, rest=pack(rest))), {5: 7, 6: 8}))
+    assert moved is not None
+    assert unpack(moved.rest) == [rest[0], SentMessage(7), SentMessage(8)]
+    assert moved.version == version

@@ -22,7 +22,7 @@ from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
     FULL,
-    GROUPED,
+    GROUP,
     KIND,
     SAME_TOOLS,
     SHORTENED,
@@ -282,7 +282,7 @@ def _describe(
     if full > staying:
         groups, blocks = _with_blocks(groups, blocks, described[staying:full], literal)
     sent = SentContext(
-        version=GROUPED if groups else VERSION,
+        version=VERSION,
         dialect=dialect,
         blocks=blocks,
         rest=pack(described[full:]),
@@ -317,8 +317,8 @@ def _with_blocks(
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Return groups and blocks with those of the elements ``added``, which fill their blocks."""
     blocks += tuple([literal(pack(added[at : at + BLOCK])) for at in range(0, len(added), BLOCK)])
-    while len(blocks) >= BLOCK:
-        groups, blocks = (*groups, literal(b"".join(blocks[:BLOCK]))), blocks[BLOCK:]
+    while len(blocks) >= GROUP:
+        groups, blocks = (*groups, literal(b"".join(blocks[:GROUP]))), blocks[GROUP:]
     return groups, blocks
 
 

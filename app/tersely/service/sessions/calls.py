@@ -340,7 +340,7 @@ async def _elements(
     found = await sent_contexts.literals(connection, tenant, session_id, wanted)
     if any(digest not in found for digest in wanted):
         return None
-    grouped = [block for group in sent.groups for block in split_group(found[group])]
+    grouped = [block for group in sent.groups for block in split_group(found[group], sent.version)]
     if grouped:
         found |= await sent_contexts.literals(connection, tenant, session_id, grouped)
         if any(digest not in found for digest in grouped):

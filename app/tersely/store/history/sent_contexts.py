@@ -18,14 +18,22 @@ from tersely.store.db.connection import Connection
 KIND = "sent"
 TOOLS_KIND = "sent_tools"
 """The kind of literals that say which tools were sent. They quote no message."""
-BLOCK = 16
+BLOCK, GROUP = 16, 8
 """Elements per block, and blocks per group. Full blocks and full groups are literals: as long as a prompt's beginning
 stays, calls share them, and a call's own description stays short.
 """
-VERSION = 1
-GROUPED = 2
-"""The version of a description with groups."""
-DIGEST_SIZE = 12
+VERSION = 3
+"""The version of new descriptions: with digests of 8 bytes, runs of patched messages, and numbers for common names."""
+EARLIER = frozenset({1, 2})
+"""Versions with digests of 12 bytes and with names."""
+DIGEST_SIZE = 8
+EARLIER_DIGEST_SIZE = 12
+# Numbers stand for these names: names may be added at the ends alone.
+DIALECTS = ("openai_chat", "openai_responses", "anthropic", "gemini", "gemini_gca")
+LAYERS = (
+    "instructions", "tools", "tail", "injected", "activity_log", "references", "kept", "summary", "files", "memos",
+    "note", "state", "scratchpad", "repeats", "tool_summary", "max_steps",
+)  # fmt: skip
 
 FULL, SHORTENED, ADDED = 0, 1, 2
 """How an element shows its message: as it is, shortened, or as something that Tersely added."""
@@ -52,10 +60,10 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class SentContext(msgspec.Struct, frozen=True, array_like=True):
     """The description of one request.
 
-    ``groups`` are literals of the digests of `BLOCK` blocks each, ``blocks`` the literals of the elements behind them
-    (`BLOCK` each; more in descriptions of earlier versions), ``rest`` the last elements, ``instructions`` the literal
-    of the instructions that stand outside of the message list. ``rounds`` are the lengths of the message lists of the
-    requests before this one, where the reply was made in several rounds. ``checksum`` is that of all elements.
+    ``groups`` are literals of the digests of `GROUP` blocks each (16 in earlier versions), ``blocks`` the literals of
+    the elements behind them (`BLOCK` each; more in the first version), ``rest`` the last elements, ``instructions`` the
+    literal of the instructions that stand outside of the message list. ``rounds`` are the lengths of the message lists
+    of the requests before this one, where the reply was made in several rounds. ``checksum`` is that of all elements.
     ``tools``: `SAME_TOOLS`, or the literal of a `SentTools`; empty in descriptions of earlier versions.
     """
 
@@ -87,11 +95,21 @@ class SentTools(msgspec.Struct, frozen=True, array_like=True):
     checksum: int
 
 
+class _StoredContext(SentContext, frozen=True, array_like=True):
+    """A description with numbers for common names."""
+
+    dialect: str | int  # type: ignore[assignment]
+    layers: tuple[tuple[str | int, int], ...]  # type: ignore[assignment]
+
+
+_DIALECT_NUMBERS = {name: number for number, name in enumerate(DIALECTS)}
+_LAYER_NUMBERS = {name: number for number, name in enumerate(LAYERS)}
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(SentContext)
+_decoder = msgspec.msgpack.Decoder(_StoredContext)
 _raw_elements = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _one = msgspec.msgpack.Decoder(SentMessage)
-_run = msgspec.msgpack.Decoder(dict[int, int])
+_run = msgspec.msgpack.Decoder(dict[int, int | list[int | bytes]])
 _tools = msgspec.msgpack.Decoder(SentTools)
 
 LITERALS = """
@@ -113,46 +131,98 @@ def checksum(raws: Iterable[bytes], value: int = 0) -> int:
     return value
 
 
+class _Run:
+    """Consecutive stored messages, byte for byte: the first one and how many. Or, with ``suffix`` and ``middle``,
+    messages that the same bytes are put into: ``numbers`` are the length of each one's beginning, and how many messages
+    follow it byte for byte.
+    """
+
+    def __init__(self, element: SentMessage) -> None:
+        self.start = self.next = element.seq
+        self.patch = None if element.prefix < 0 else (element.middle, element.suffix)
+        self.numbers: list[int] = []
+
+    def add(self, element: SentMessage) -> bool:
+        """Add the next message; return False if it is no part of the run."""
+        if element.seq != self.next:
+            return False
+        if element.prefix < 0:
+            if self.patch is not None:
+                self.numbers[-1] += 1
+        elif self.patch == (element.middle, element.suffix):
+            self.numbers += (element.prefix, 0)
+        else:
+            return False
+        self.next += 1
+        return True
+
+    def packed(self) -> dict[int, object]:
+        if self.patch is None:
+            return {self.start: self.next - self.start}
+        return {self.start: [*self.patch, *self.numbers]}
+
+
 def pack(elements: Sequence[SentMessage]) -> bytes:
-    """Elements as bytes. Consecutive stored messages become one entry: first sequence number and how many."""
+    """Elements as bytes. Consecutive stored messages become one entry, also those that take the same patch."""
     found: list[object] = []
-    start = count = 0
+    run: _Run | None = None
     for element in elements:
-        # A stored message, byte for byte, which nothing of Tersely's is part of.
-        is_stored = element.prefix < 0 and element.seq > 0 and not element.literal
-        if is_stored and element.shows == FULL and not element.layer:
-            if count and element.seq == start + count:
-                count += 1
-                continue
-            if count:
-                found.append({start: count})
-            start, count = element.seq, 1
-            continue
-        if count:
-            found.append({start: count})
-            count = 0
-        found.append(element)
-    if count:
-        found.append({start: count})
+        # A stored message which nothing of Tersely's is part of.
+        is_stored = element.seq > 0 and not element.literal and not element.layer and not element.also
+        if not is_stored or element.shows != FULL:
+            if run is not None:
+                found.append(run.packed())
+                run = None
+            found.append(element)
+        elif run is None or not run.add(element):
+            if run is not None:
+                found.append(run.packed())
+            run = _Run(element)
+            run.add(element)
+    if run is not None:
+        found.append(run.packed())
     return _encoder.encode(found)
 
 
 def unpack(packed: bytes) -> list[SentMessage]:
-    """The inverse of `pack`."""
+    """The inverse of `pack`. Raises `msgspec.DecodeError`."""
     found: list[SentMessage] = []
     for raw in _raw_elements.decode(packed):
         # A fixed array is an element, a map is a run.
         if b"\x90" <= bytes(raw)[:1] <= b"\x9f":
             found.append(_one.decode(raw))
-        else:
-            for start, count in _run.decode(raw).items():
-                found += [SentMessage(seq) for seq in range(start, start + count)]
+            continue
+        for start, run in _run.decode(raw).items():
+            if isinstance(run, int):
+                found += [SentMessage(seq) for seq in range(start, start + run)]
+            else:
+                found += _patched(start, run)
     return found
 
 
-def split_group(group: bytes) -> list[bytes]:
-    """Return the digests of the blocks of a group, which is these digests in a row."""
-    return [group[at : at + DIGEST_SIZE] for at in range(0, len(group), DIGEST_SIZE)]
+def _patched(start: int, run: Sequence[int | bytes]) -> list[SentMessage]:
+    match run:
+        case [bytes(middle), int(suffix), *numbers] if len(numbers) % 2 == 0:
+            pass
+        case _:
+            raise msgspec.DecodeError("a run of patched messages has bytes, a number, and pairs of numbers")
+    found: list[SentMessage] = []
+    seq = start
+    for prefix, count in zip(numbers[::2], numbers[1::2], strict=True):
+        if isinstance(prefix, bytes) or isinstance(count, bytes):
+            raise msgspec.DecodeError("a run of patched messages has numbers")
+        found.append(SentMessage(seq, prefix=prefix, suffix=suffix, middle=middle))
+        found += [SentMessage(each) for each in range(seq + 1, seq + 1 + count)]
+        seq += 1 + count
+    return found
+
+
+def split_group(group: bytes, version: int = VERSION) -> list[bytes]:
+    """Return the digests of the blocks of a group, which is these digests in a row. ``version`` is that of its
+    description.
+    """
+    size = EARLIER_DIGEST_SIZE if version in EARLIER else DIGEST_SIZE
+    return [group[at : at + size] for at in range(0, len(group), size)]
 
 
 def pack_tools(client: bytes, sent: bytes) -> bytes:
@@ -187,16 +257,34 @@ def in_common(one: bytes, other: bytes) -> int:
 
 def encode(sent: SentContext) -> bytes:
     """A description as it is stored."""
-    return _encoder.encode(sent)
+    if sent.version in EARLIER:
+        return _encoder.encode(sent)
+    dialect = _DIALECT_NUMBERS.get(sent.dialect, sent.dialect)
+    layers = [(_LAYER_NUMBERS.get(name, name), tokens) for name, tokens in sent.layers]
+    return _encoder.encode(
+        (
+            sent.version, dialect, sent.blocks, sent.rest, sent.instructions, layers, sent.rounds, sent.checksum,
+            sent.count, sent.tools, sent.groups,
+        )
+    )  # fmt: skip
 
 
 def decode(stored: bytes) -> SentContext | None:
     """The inverse of `encode`; None for a description of another version."""
     try:
         sent = _decoder.decode(stored)
-    except msgspec.DecodeError:
+        if sent.version != VERSION and sent.version not in EARLIER:
+            return None
+        values = {name: getattr(sent, name) for name in SentContext.__struct_fields__}
+        dialect, layers = sent.dialect, [(_name_of(name, LAYERS), tokens) for name, tokens in sent.layers]
+        return SentContext(**values | {"dialect": _name_of(dialect, DIALECTS), "layers": tuple(layers)})
+    except (msgspec.DecodeError, IndexError):
         return None
-    return sent if sent.version in {VERSION, GROUPED} else None
+
+
+def _name_of(name: str | int, names: Sequence[str]) -> str:
+    """Return the name that ``name`` stands for. Raises `IndexError` for a number that stands for none."""
+    return names[name] if isinstance(name, int) else name
 
 
 def renumber(stored: bytes, seqs: Mapping[int, int]) -> bytes:
