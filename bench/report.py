@@ -264,7 +264,7 @@ def _stored(data: dict[str, Any]) -> list[str]:
         *_table(head, rows),
         "Tables with their indexes, in bytes for each message. A call stores two messages, its report and a "
         "description of its request. The bytes of a message are those that its client sent or saw. Where Tersely took "
-        "a tag out of a reply, the reply as the model wrote it is stored too.",
+        "a tag out of a reply, the bytes by which the model's view differs are stored too.",
         "",
     ]
 
