@@ -35,14 +35,9 @@ def upgrade() -> None:
     """
     op.execute(f"ALTER TABLE epochs {', '.join(f'ADD COLUMN {column}' for column in COLUMNS)}")
     op.execute(STORAGE)
-    op.execute(
-        "CREATE INDEX epochs_log ON epochs (tenant_id, session_id, log_last_turn, log_first_turn) "
-        "WHERE log_last_turn IS NOT NULL"
-    )
 
 
 def downgrade() -> None:
     """Drop the columns, and with them the packed lines: the log makes its lines again when it is read."""
-    op.execute("DROP INDEX epochs_log")
     for column in COLUMNS:
         op.execute(f"ALTER TABLE epochs DROP COLUMN {column.split()[0]}")

@@ -122,6 +122,32 @@ async def test_a_migration_lets_others_pass_while_it_waits_for_a_lock(empty: Dat
     assert await revision_of(empty) == current_revision()
 
 
+SLOW_INDEXES = """
+CREATE FUNCTION wait() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); END $$;
+CREATE EVENT TRIGGER slow_indexes ON ddl_command_end WHEN TAG IN ('CREATE INDEX') EXECUTE FUNCTION wait();
+"""
+
+
+@on_one_server
+async def test_readers_go_on_while_an_index_of_a_large_table_is_made(empty: Database):
+    await migrate(empty.dsn, "0024")
+    reader = await asyncpg.connect(empty.admin_dsn)
+    try:
+        await reader.execute(SLOW_INDEXES)
+        migrating = asyncio.create_task(migrate(empty.dsn))
+        longest = 0.0
+        while not migrating.done():
+            began = time.monotonic()
+            await reader.execute("SELECT FROM epochs")
+            longest = max(longest, time.monotonic() - began)
+            await asyncio.sleep(0.05)
+        await migrating
+        assert longest < 1.0, "a read waited until the index was made"
+    finally:
+        await reader.execute("DROP EVENT TRIGGER slow_indexes")
+        await reader.close()
+
+
 @on_cluster
 async def test_a_migration_that_waits_for_one_node_lets_the_tenants_of_others_pass(database: Database):
     admin = await asyncpg.connect(database.admin_dsn)
