@@ -219,6 +219,77 @@ async def test_the_newest_lines_of_many_small_epochs(
     assert expected["inputs"].older_turns == 30
 
 
+class Counting:
+    """A connection that counts its statements."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.statements = 0
+
+    async def fetch(self, *arguments: Any) -> Any:
+        self.statements += 1
+        return await self.connection.fetch(*arguments)
+
+    async def fetchval(self, *arguments: Any) -> Any:
+        self.statements += 1
+        return await self.connection.fetchval(*arguments)
+
+
+async def test_many_logs_of_one_line_are_read_with_few_statements(
+    store: Database, admin: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    log = [line(n, 2 * n, DERIVED_FROM, f"Reply {n}.") for n in range(1, 1001)]
+    await fill(admin, log, [[each] for each in log], 2000)
+    await admin.execute("UPDATE messages SET status = 'superseded' WHERE seq > 1200")
+    async with store.reading(TENANT) as connection:
+        counting: Any = Counting(connection)
+        assert len((await terse.log_inputs(counting, TENANT, PACKED)).terse) == 400
+        assert counting.statements < 60
+        counting = Counting(connection)
+        rows, _ = await transfer.table_page(counting, TENANT, PACKED, "terse", [], 1000)
+        assert len(rows) == 1000
+        assert counting.statements < 100
+
+
+UNREADABLE = [b"", packed_log.VERSION, packed_log.VERSION + b"garbage", b"\x7f" + b"of a later version"]
+
+
+@pytest.mark.parametrize("packed", [*UNREADABLE, None])
+async def test_a_log_that_cannot_be_read_does_not_stop_readers_of_others(
+    store: Database, admin: asyncpg.Connection[asyncpg.Record], packed: bytes | None
+) -> None:
+    log = [line(n, 2 * n, DERIVED_FROM + n, f"Reply {n}.") for n in range(1, 7)]
+    await fill(admin, log, [log[:2], log[2:4], log[4:]], 12)
+    await admin.execute("DELETE FROM terse WHERE session_id = $1 AND turn IN (3, 4)", ROWS)
+    if packed is None:  # a part is lost
+        packed = await admin.fetchval("SELECT substring(log FOR length(log) - 5) FROM epochs WHERE number = 2")
+    await admin.execute("UPDATE epochs SET log = $1 WHERE number = 2", packed)
+    expected = await readings(store, ROWS, [], 6)
+    found = await readings(store, PACKED, [], 6)
+    del expected["sources"], found["sources"]  # counts
+    assert found == expected
+
+
+@pytest.mark.parametrize("packed", UNREADABLE)
+async def test_a_log_that_cannot_be_read_goes_where_it_may_have_what_is_removed(
+    store: Database, admin: asyncpg.Connection[asyncpg.Record], packed: bytes
+) -> None:
+    log = [line(n, 2 * n, DERIVED_FROM + n, f"Reply {n}.") for n in range(1, 7)]
+    await fill(admin, log, [log[:2], log[2:4], log[4:]], 12)
+    await admin.execute("UPDATE epochs SET log = $1 WHERE number > 1", packed)
+
+    async def numbers() -> list[int]:
+        return [r["number"] for r in await admin.fetch("SELECT number FROM epochs WHERE log_lines > 0 ORDER BY number")]
+
+    async with store.transaction(TENANT) as connection:
+        await packed_log.forget(connection, TENANT, PACKED, turn=1)
+        await packed_log.forget(connection, TENANT, PACKED, turn=4)
+    assert await numbers() == [1, 3]
+    async with store.transaction(TENANT) as connection:
+        await packed_log.forget(connection, TENANT, PACKED, seq=4)
+    assert await numbers() == []
+
+
 async def test_removed_lines_leave_nothing_in_packed_logs(
     store: Database, admin: asyncpg.Connection[asyncpg.Record]
 ) -> None:

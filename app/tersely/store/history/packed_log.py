@@ -7,6 +7,7 @@ compressed. Lines of models stay rows of ``terse``; readers join both (`tersely.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,8 @@ import msgspec
 from tersely.domain.history.history import TerseEntry
 from tersely.store.db.connection import Connection
 from tersely.store.history.messages import HERE, IS_EXCEPTION
+
+_log = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
 # Turn, sequence number, number within the message: where an entry stands in the log.
@@ -41,11 +44,11 @@ SELECT max(log_last_turn) FROM (
 ) AS next
 """
 NEWEST = f"""
-SELECT log, log_last_turn FROM epochs WHERE {HERE} AND {HAS_LOG}
-ORDER BY log_last_turn DESC, number DESC LIMIT $3 OFFSET $4
+SELECT log, log_last_turn, number FROM epochs WHERE {HERE} AND {HAS_LOG} AND (log_last_turn, number) < ($4, $5)
+ORDER BY log_last_turn DESC, number DESC LIMIT $3
 """
 LINES = f"SELECT coalesce(sum(log_lines), 0)::bigint FROM epochs WHERE {HERE} AND {HAS_LOG}"
-ALL = f"SELECT number, log FROM epochs WHERE {HERE} AND {HAS_LOG}"
+ALL = f"SELECT number, log, log_first_turn, log_last_turn FROM epochs WHERE {HERE} AND {HAS_LOG}"
 SET = f"""
 UPDATE epochs SET log = $4, log_first_turn = $5, log_last_turn = $6, log_lines = $7 WHERE {HERE} AND number = $3
 """
@@ -56,8 +59,10 @@ SELECT seq FROM messages WHERE {HERE} AND seq BETWEEN $3 AND $4 AND {IS_EXCEPTIO
 REMOVED = f"""
 SELECT seq FROM messages WHERE {HERE} AND seq BETWEEN $3 AND $4 AND {IS_EXCEPTION} AND status = 'removed'
 """
-# Packed logs that are read at once.
-LOGS_AT_ONCE = 4
+# Packed logs that are read at once: at first, and at the most. A log may have one line, or hundreds.
+FEWEST_LOGS, MOST_LOGS = 4, 64
+# Greater than the number of any turn or epoch.
+_BEHIND_ALL = 2**31 - 1
 VERSION = b"\x01"
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -106,7 +111,18 @@ def pack(lines: Sequence[LogLine]) -> PackedLog:
 
 
 def unpack(packed: bytes) -> list[LogLine]:
-    """Return the lines of a packed log, in the order in which they were packed."""
+    """Return the lines of a packed log, in the order in which they were packed. Raises `ValueError` for what is no
+    packed log, or one of another version.
+    """
+    if not packed.startswith(VERSION):
+        raise ValueError("a packed log of an unknown version")
+    try:
+        return _unpack(packed)
+    except (zlib.error, msgspec.DecodeError, OverflowError) as error:
+        raise ValueError("not a packed log") from error
+
+
+def _unpack(packed: bytes) -> list[LogLine]:
     lines = _decoder.decode(zlib.decompress(packed[len(VERSION) :]))
     columns = map(accumulate, (lines.turns, lines.seqs, lines.numbers, lines.times))
     return [
@@ -125,6 +141,15 @@ def unpack(packed: bytes) -> list[LogLine]:
     ]
 
 
+def _read(packed: bytes) -> list[LogLine] | None:
+    """Return the lines of a packed log; None for one that cannot be read, which must not stop readers of others."""
+    try:
+        return unpack(packed)
+    except ValueError as error:
+        _log.warning("log lines of an epoch are left out: %s", error)
+        return None
+
+
 def _differences(values: Sequence[int]) -> list[int]:
     return [value - before for before, value in zip((0, *values), values, strict=False)]
 
@@ -132,7 +157,7 @@ def _differences(values: Sequence[int]) -> list[int]:
 async def between(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[LogLine]:
     """Return the packed lines of the turns ``first`` to ``last``, in order."""
     records = await connection.fetch(BETWEEN, tenant, session_id, first, last)
-    return merge(line for record in records for line in unpack(record["log"]) if first <= line[1].turn <= last)
+    return merge(line for record in records for line in _read(record["log"]) or () if first <= line[1].turn <= last)
 
 
 async def not_live(
@@ -154,22 +179,23 @@ async def newest(
     and of these superseded ones.
     """
     found: list[LogLine] = []
-    start = 0
+    most = FEWEST_LOGS
+    end = before = _BEHIND_ALL
     while True:
-        records = await connection.fetch(NEWEST, tenant, session_id, LOGS_AT_ONCE, start)
-        lines = [line for record in records for line in unpack(record["log"])]
+        records = await connection.fetch(NEWEST, tenant, session_id, most, end, before)
+        lines = [line for record in records for line in _read(record["log"]) or ()]
         if restored is not None:
             left_out = await not_live(connection, tenant, session_id, lines) - set(restored)
             lines = [line for line in lines if line[1].seq not in left_out]
-        found += lines
-        if len(records) < LOGS_AT_ONCE:
+        found = merge([*found, *lines])
+        if len(records) < most:
             break
         # Logs that were not read yet end with this turn at the latest.
-        end = records[-1]["log_last_turn"]
+        end, before = records[-1]["log_last_turn"], records[-1]["number"]
         if sum(line[1].turn > end for line in found) >= limit:
             break
-        start += LOGS_AT_ONCE
-    return merge(found)[-limit:]
+        most = min(2 * most, MOST_LOGS)
+    return found[-limit:]
 
 
 async def page(
@@ -191,8 +217,9 @@ async def page(
     """
     found: list[tuple[LogCursor, Row]] = []
     start = after
+    most = FEWEST_LOGS
     while True:
-        window = await connection.fetchval(WINDOW, tenant, session_id, start[0], LOGS_AT_ONCE)
+        window = await connection.fetchval(WINDOW, tenant, session_id, start[0], most)
         end = last_turn if window is None else min(window, last_turn)
         rows = await read_rows(start, end, limit - len(found))
         if window is not None:
@@ -202,6 +229,7 @@ async def page(
         if len(found) >= limit or end >= last_turn:
             return found[:limit]
         start = (end + 1, 0, -1)
+        most = min(2 * most, MOST_LOGS)
 
 
 async def count(connection: Connection, tenant: str, session_id: str) -> int:
@@ -213,9 +241,16 @@ async def count(connection: Connection, tenant: str, session_id: str) -> int:
 async def forget(
     connection: Connection, tenant: str, session_id: str, *, turn: int | None = None, seq: int | None = None
 ) -> None:
-    """Delete the packed lines of a turn, or of a message, for good. The session must be locked."""
+    """Delete the packed lines of a turn, or of a message, for good. The session must be locked.
+
+    A log that cannot be read goes as a whole where it may have such lines.
+    """
     for record in await connection.fetch(ALL, tenant, session_id):
-        lines = unpack(record["log"])
+        lines = _read(record["log"])
+        if lines is None:
+            if turn is None or record["log_first_turn"] <= turn <= record["log_last_turn"]:
+                await connection.execute(SET, tenant, session_id, record["number"], *pack(()))
+            continue
         left = [line for line in lines if line[1].turn != turn and line[1].seq != seq]
         if len(left) < len(lines):
             await connection.execute(SET, tenant, session_id, record["number"], *pack(left))
