@@ -42,7 +42,7 @@ async def stored(database) -> str:
     admin = await asyncpg.connect(database.admin_dsn)
     try:
         found = []
-        for table in ("sessions", "messages", "terse", "epochs", "search_pages", "search_words", "attributes"):
+        for table in ("sessions", "messages", "terse", "epochs", "search_pages", "search_words", "attributes", "calls"):
             for row in await admin.fetch(f"SELECT * FROM {table}"):
                 found += [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in row.values()]
         return "\n".join(found)
@@ -88,6 +88,48 @@ async def test_a_removed_turn_is_nowhere(both, database) -> None:
     await say(api, model, "next", ScriptedReply(message={"content": "ok."}), **STRATEGY)
     assert b"beta" not in model.requests("u")[-1].body
     assert b"alpha" in model.requests("u")[-1].body
+
+
+LONG = "with some more words, so that the call is described by what differs from stored messages"
+
+
+async def test_descriptions_of_calls_quote_nothing_that_was_removed(both, database) -> None:
+    api, model = both
+    history: list[dict[str, str]] = []
+    session = ""
+    for word in ("alpha", "beta", "gamma", "delta"):
+        history.append({"role": "user", "content": f"tell {word} {LONG}"})
+        model.script("u", ScriptedReply(message={"content": f"about {word} {LONG} <terse>told {word}</terse>"}))
+        body = {"model": MODEL, "user": "u", "messages": history}
+        answer = await api.http.post("/v1/chat/completions", json=body, timeout=30)
+        # A client with a spelling of its own.
+        history.append({"content": answer.json()["choices"][0]["message"]["content"], "role": "assistant"})
+        session = answer.headers["x-tersely-session"]
+    before = (await api.http.get(f"/api/sessions/{session}/calls/2/context")).json()
+    assert before["messages"]
+    assert (await api.http.delete(f"/api/sessions/{session}/turns/t2")).status_code == 204
+    assert "beta" not in await stored(database)
+    for number, is_kept in ((1, True), (2, False), (3, False), (4, False)):
+        context = (await api.http.get(f"/api/sessions/{session}/calls/{number}/context")).json()
+        assert bool(context["messages"]) == is_kept
+
+
+async def test_a_call_under_way_quotes_nothing_that_is_removed_meanwhile(both, database) -> None:
+    api, model = both
+    for word in ("alpha", "beta", "gamma"):
+        reply = ScriptedReply(message={"content": f"about {word} {LONG} <terse>told {word}</terse>"})
+        await say(api, model, f"tell {word} {LONG}", reply)
+    calling = asyncio.create_task(say(api, model, "next", ScriptedReply(message={"content": "late."}, first_delay=1.5)))
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        if (await api.http.get("/api/sessions/s")).json()["messages"] == 7:
+            break
+    else:
+        pytest.fail("the question was not stored while the model spoke")
+    assert (await api.http.delete("/api/sessions/s/turns/t2")).status_code == 204
+    assert "late." in (await calling).text
+    assert "beta" not in await stored(database)
+    assert (await api.http.get("/api/sessions/s/calls/4/context")).json()["messages"] is None
 
 
 @pytest.mark.parametrize(

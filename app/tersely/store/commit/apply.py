@@ -29,7 +29,7 @@ from tersely.store.commit.records import (
 from tersely.store.db.statements import Record
 from tersely.store.history import artifacts, model_views, packed_log
 from tersely.store.history.artifacts import LARGE_OUTPUT
-from tersely.store.history.sent_contexts import renumber
+from tersely.store.history.sent_contexts import KIND, renumber
 from tersely.store.history.sessions import answered_in_words, in_flight
 from tersely.store.notes import pending_memory
 
@@ -229,7 +229,11 @@ def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCount
         # A write that was read from its last known message on is decided again with its whole history.
         before, after = reversed(write.request.decision.placed), reversed(outcome.decision.placed)
         sent = renumber(sent, {old.seq: new.seq for old, new in zip(before, after, strict=False)})
-    rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
+    attributes = write.attributes
+    if _was_edited(write, outcome, state):
+        # The description may quote what was removed for good while the model spoke.
+        sent, attributes = None, tuple(each for each in attributes if each.kind != KIND)
+    rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in attributes)
     state.figures = _add_figures(state.figures, report)
     rows.calls.append(
         (
@@ -246,6 +250,14 @@ def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCount
         _enter_epoch(write.epoch, state, write.now, rows)
     state.version += 1
     state.touched = write.now
+
+
+def _was_edited(write: ReplyWrite, outcome: RequestOutcome, state: SessionCounters) -> bool:
+    """Return whether messages may have been hidden or removed since the call's context was built."""
+    if outcome.state.edits != state.edits:
+        return True
+    session = write.request.session
+    return not outcome.is_as_decided and session is not None and session.edits != outcome.state.edits
 
 
 def _add_figures(figures: Figures, report: CallReport) -> Figures:

@@ -279,7 +279,7 @@ async def _forget_quotes(
     await states.forget(connection, tenant, session.id, seqs)
     await states.forget_rebuilt(connection, tenant, session.id, min(seqs))
     await artifacts.forget(connection, tenant, session.id, seqs)
-    await sent_contexts.forget(connection, tenant, session.id)
+    await sent_contexts.forget(connection, tenant, session.id, seqs)
     await search.forget_pages(connection, tenant, session.id, seqs)
     await summaries.forget(connection, tenant, session.id, min(seqs), max(seqs))
     runs = await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))

@@ -7,7 +7,7 @@ client's other spelling of a message) is a literal: a row of ``attributes``, sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
@@ -117,6 +117,16 @@ SELECT digest, raw FROM attributes WHERE tenant_id = $1 AND session_id = $2
     AND kind IN ('sent', 'sent_tools') AND digest = ANY($3::bytea[])
 """
 FORGET = "DELETE FROM attributes WHERE tenant_id = $1 AND session_id = $2 AND kind = 'sent'"
+SENT = """
+SELECT number, sent FROM calls
+WHERE tenant_id = $1 AND session_id = $2 AND number > $3 AND last_seq >= $4 AND sent IS NOT NULL
+ORDER BY number LIMIT $5
+"""
+SET_SENT = """
+UPDATE calls SET sent = u.sent FROM unnest($3::bigint[], $4::bytea[]) AS u (number, sent)
+WHERE tenant_id = $1 AND session_id = $2 AND calls.number = u.number
+"""
+DESCRIPTIONS_AT_ONCE = 500
 
 
 def digest_of(raw: bytes) -> bytes:
@@ -307,6 +317,35 @@ async def literals(
     return {row["digest"]: row["raw"] for row in rows}
 
 
-async def forget(connection: Connection, tenant: str, session_id: str) -> None:
-    """Delete a session's literals: they may quote what is removed for good."""
+async def forget(connection: Connection, tenant: str, session_id: str, seqs: Collection[int]) -> None:
+    """Delete what may quote these messages, which are removed for good: the session's literals, and the patches that
+    descriptions of calls have for the messages.
+    """
     await connection.execute(FORGET, tenant, session_id)
+    after = 0
+    while True:
+        records = await connection.fetch(SENT, tenant, session_id, after, min(seqs), DESCRIPTIONS_AT_ONCE)
+        left = [(record["number"], record["sent"], _without_patches(record["sent"], seqs)) for record in records]
+        changed = {number: new for number, old, new in left if new != old}
+        if changed:
+            await connection.execute(SET_SENT, tenant, session_id, list(changed), list(changed.values()))
+        if len(records) < DESCRIPTIONS_AT_ONCE:
+            return
+        after = records[-1]["number"]
+
+
+def _without_patches(stored: bytes, seqs: Collection[int]) -> bytes | None:
+    """Return a description without the patches of these messages; None if it cannot be read."""
+    sent = decode(stored)
+    if sent is None:
+        return None
+    try:
+        rest = unpack(sent.rest)
+    except msgspec.DecodeError:
+        return None
+    if not any(each.seq in seqs and each.prefix >= 0 for each in rest):
+        return stored
+    left = [
+        msgspec.structs.replace(each, prefix=-1, suffix=0, middle=b"") if each.seq in seqs else each for each in rest
+    ]
+    return encode(msgspec.structs.replace(sent, rest=pack(left)))
