@@ -56,6 +56,13 @@ def elements_of(description: Description, literals: dict[bytes, bytes]) -> list[
     return [each for block in (*blocks, *sent.blocks) for each in unpack(literals[block])] + unpack(sent.rest)
 
 
+@pytest.mark.parametrize("run", [10**12, [b"", 0, 1, 10**12], [b"", 0, *[1, 400_000] * 3]])
+def test_a_few_bytes_do_not_stand_for_very_many_messages(run: Any) -> None:
+    for elements in ([{1: run}], [{1: 10, 20: run}]):
+        with pytest.raises(msgspec.DecodeError, match="more than"):
+            unpack(msgspec.msgpack.encode(elements))
+
+
 @given(st.lists(st.integers(1, 2 * BLOCK), min_size=1, max_size=30), st.integers(0, 3))
 def test_a_growing_request_is_described_as_if_it_was_seen_for_the_first_time(steps: list[int], volatile: int) -> None:
     known = KnownSessions(budget=1 << 24)

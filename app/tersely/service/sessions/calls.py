@@ -24,6 +24,7 @@ from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sent_contexts import (
+    MAX_ELEMENTS,
     SHORTENED,
     SentContext,
     SentMessage,
@@ -345,7 +346,10 @@ async def _elements(
         found |= await sent_contexts.literals(connection, tenant, session_id, grouped)
         if any(digest not in found for digest in grouped):
             return None
-    return [each for block in (*grouped, *sent.blocks) for each in unpack(found[block])] + unpack(sent.rest), found
+    elements: list[SentMessage] = []
+    for packed in (*(found[block] for block in (*grouped, *sent.blocks)), sent.rest):
+        elements += unpack(packed, MAX_ELEMENTS - len(elements))
+    return elements, found
 
 
 async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _RebuiltContext:

@@ -26,6 +26,8 @@ VERSION = 3
 """The version of new descriptions: with digests of 8 bytes, runs of patched messages, and numbers for common names."""
 EARLIER = frozenset({1, 2})
 """Versions with digests of 12 bytes and with names."""
+MAX_ELEMENTS = 1_000_000
+"""Of a context. A few bytes of an imported description may stand for any number of messages."""
 DIGEST_SIZE = 8
 EARLIER_DIGEST_SIZE = 12
 # Numbers stand for these names: names may be added at the ends alone.
@@ -194,8 +196,8 @@ def pack(elements: Sequence[SentMessage]) -> bytes:
     return _encoder.encode(found)
 
 
-def unpack(packed: bytes) -> list[SentMessage]:
-    """The inverse of `pack`. Raises `msgspec.DecodeError`."""
+def unpack(packed: bytes, most: int = MAX_ELEMENTS) -> list[SentMessage]:
+    """The inverse of `pack`. Raises `msgspec.DecodeError`, also for runs that are longer than ``most``."""
     found: list[SentMessage] = []
     for raw in _raw_elements.decode(packed):
         # A fixed array is an element, a map is a run.
@@ -203,11 +205,19 @@ def unpack(packed: bytes) -> list[SentMessage]:
             found.append(_one.decode(raw))
             continue
         for start, run in _run.decode(raw).items():
+            if len(found) + _length(run) > most:
+                raise msgspec.DecodeError(f"more than {most} elements")
             if isinstance(run, int):
                 found += [SentMessage(seq) for seq in range(start, start + run)]
             else:
                 found += _patched(start, run)
     return found
+
+
+def _length(run: int | Sequence[int | bytes]) -> int:
+    if isinstance(run, int):
+        return run
+    return sum(1 + max(count, 0) for count in run[3::2] if isinstance(count, int))
 
 
 def _patched(start: int, run: Sequence[int | bytes]) -> list[SentMessage]:
