@@ -14,7 +14,7 @@ _OPENING = b'{"":['
 
 
 class VaryingMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What surrounds the value of the member in the suffix of the client's body, and in that of the body that went
+    """The text around the value of the member: in the suffix of the client's body, and in that of the body that went
     upstream (empty: the client's own did).
     """
 
