@@ -257,7 +257,9 @@ def _was_edited(write: ReplyWrite, outcome: RequestOutcome, state: SessionCounte
     if outcome.state.edits != state.edits:
         return True
     session = write.request.session
-    return not outcome.is_as_decided and session is not None and session.edits != outcome.state.edits
+    # The call itself may be the edit: its question takes the place of another one. That removes nothing.
+    edits = outcome.state.edits - (outcome.decision.kind == "edited")
+    return not outcome.is_as_decided and session is not None and session.edits != edits
 
 
 def _add_figures(figures: Figures, report: CallReport) -> Figures:
