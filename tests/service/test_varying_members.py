@@ -31,7 +31,7 @@ def _body(
 
 
 def _split(body: bytes, history: list[Any], style: dict[str, Any]) -> tuple[bytes, bytes]:
-    """A body up to the last message of its history, and what follows."""
+    """Return the two parts of a body: up to the end of its last message, and the rest."""
     front = json.dumps({"input": history}, **style).encode("utf-8", "surrogatepass").rstrip(b" \n}").rstrip(b"]")
     end = len(front.rstrip(b" \n"))
     return body[:end], body[end:]

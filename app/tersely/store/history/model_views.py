@@ -7,7 +7,7 @@ where there is too little in common, and in rows of older code. Statements read 
 
 from __future__ import annotations
 
-from tersely.store.history.sent_contexts import in_common
+from tersely.store.history.sent_contexts import in_common, in_common_at_end
 
 # Columns of `messages` after `model_raw`.
 COLUMNS = ("model_prefix", "model_suffix", "model_middle")
@@ -24,7 +24,7 @@ def columns_of(raw: bytes, model: bytes | None) -> ModelView:
     if model is None or max(len(raw), len(model)) > LARGEST:
         return model, None, None, None
     prefix = in_common(raw, model)
-    suffix = _common_end(raw, model, min(len(raw), len(model)) - prefix)
+    suffix = in_common_at_end(raw, model, min(len(raw), len(model)) - prefix)
     middle = model[prefix : len(model) - suffix]
     if len(middle) > len(model) - LEAST_SAVED:
         return model, None, None, None
@@ -37,18 +37,6 @@ def view_of(raw: bytes, stored: ModelView) -> bytes | None:
     if prefix is None or suffix is None or middle is None:
         return model
     return raw[:prefix] + middle + raw[len(raw) - suffix :]
-
-
-def _common_end(one: bytes, other: bytes, most: int) -> int:
-    """Return with how many equal bytes both end, at most ``most``."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def model_raw(table: str = "") -> str:

@@ -248,7 +248,7 @@ def split_group(group: bytes, version: int = VERSION) -> list[bytes]:
 def pack_tools(client: bytes, sent: bytes) -> bytes:
     """Return how the tools of a request are made of the client's."""
     prefix = in_common(client, sent)
-    suffix = in_common(client[prefix:][::-1], sent[prefix:][::-1])
+    suffix = in_common_at_end(client, sent, min(len(client), len(sent)) - prefix)
     middle = sent[prefix : len(sent) - suffix]
     return _encoder.encode(SentTools(prefix, suffix, middle, crc32(sent)))
 
@@ -269,6 +269,18 @@ def in_common(one: bytes, other: bytes) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def in_common_at_end(one: bytes, other: bytes, most: int) -> int:
+    """Return with how many equal bytes both end, at most ``most``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
             low = middle
         else:
             high = middle - 1
