@@ -40,7 +40,7 @@ _ENDS = frozenset({"message_delta", "message_stop", "error"})
 
 
 _DELTA = b"event: content_block_delta\ndata: "
-_DELTAS = re.compile(rb'(?:%b\{"type": ?"content_block_delta",[^\n]*+\n\n)+' % _DELTA)
+DELTAS = re.compile(rb'(?:%b\{"type": ?"content_block_delta",[^\n]*+\n\n)+' % _DELTA)
 # Bytes of deltas that are parsed at once, and of an event that is looked at again when its rest has come.
 _MAX_UNREAD = 64 * 1024
 _MAX_AGAIN = 4 * 1024
@@ -101,7 +101,7 @@ class ReplyStream(EventFilter):
         position = run_end = mark = 0
         while position < len(block):
             if position >= run_end:
-                run = _DELTAS.match(block, position)
+                run = DELTAS.match(block, position)
                 run_end = run.end() if run else position
                 mark = self._find_mark(block, position, run_end)
             elif position > mark:

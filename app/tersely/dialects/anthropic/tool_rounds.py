@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tersely.dialects.anthropic.content import content_of, string_member
+from tersely.dialects.anthropic.stream import DELTAS
 from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
@@ -59,15 +60,18 @@ class MessageRounds:
         self._next = 0
         self._has_calls = False
         self._has_hidden = False
+        self._keeps_numbers = True  # the client sees every block of the first round under its own number
         self._end: list[SseEvent] = []
 
     def feed(self, block: bytes) -> bytes:
         """Return the part of a round's stream that goes to the client now."""
+        if self._keeps_numbers and self._decoder.passes_whole(block) and DELTAS.fullmatch(block):
+            return block
         return b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
-        self._decoder = SseDecoder()
+        self._decoder, self._keeps_numbers = SseDecoder(), False
         self._is_first, self._usage, self._round_usage = False, finished.usage, b""
         self._numbers, self._hidden, self._end, self._has_hidden = {}, set(), [], False
         return b""
@@ -110,11 +114,12 @@ class MessageRounds:
         if _is_call_of(block, self._names):
             self._numbers.pop(index, None)
             self._hidden.add(index)
-            self._has_hidden = True
+            self._has_hidden, self._keeps_numbers = True, False
             return False
         self._has_calls = self._has_calls or string_member(block, "type") == "tool_use"
         self._hidden.discard(index)
         self._numbers[index] = self._next
+        self._keeps_numbers = self._keeps_numbers and index == self._next
         self._next += 1
         return True
 

@@ -83,7 +83,7 @@ class GeminiRounds:
 
     def feed(self, block: bytes) -> bytes:
         """Return the part of a round's stream that goes to the client now."""
-        return b"".join(map(self._pass, self._decoder.feed(block)))
+        return block if self._passes(block) else b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Drop the round's end, except its text."""
@@ -96,6 +96,17 @@ class GeminiRounds:
         """Return what was held back, and the end of the stream."""
         rest = b"".join(map(self._pass, self._decoder.close()))
         return rest + b"".join(self._write(event, is_end=True) for event in self._end)
+
+    def _passes(self, block: bytes) -> bool:
+        """Return whether events of the first round go out as they are, since they only have text."""
+        return (
+            self._is_first
+            and not self._end
+            and self._decoder.passes_whole(block)
+            and b"functionCall" not in block
+            and b"finishReason" not in block
+            and (bool(self._id) or b"responseId" not in block)
+        )
 
     def _pass(self, event: SseEvent) -> bytes:
         if b'"finishReason"' in (event.data or b"") or self._end:

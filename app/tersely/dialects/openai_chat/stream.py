@@ -162,9 +162,10 @@ class ReplyStream:
         """
         if self._queue:
             return False
-        for mark in self._marks:
-            if mark in block:
-                return False
+        if b'"content"' in block:  # nothing else has tags
+            for mark in self._marks:
+                if mark in block:
+                    return False
         return not self._strip_usage or block.count(b'"usage"') == block.count(b'],"usage":null')
 
     def _forward(self, event: SseEvent) -> bytes:

@@ -110,5 +110,10 @@ def read_chunk(data: bytes, unread: UnreadPayloads) -> Chunk | None:
     return chunk
 
 
+def read_described(data: bytes) -> Chunk | None:
+    """Parse a chunk of the described form; None if it has another."""
+    return try_decode(_chunk_decoder, data)
+
+
 def string_of(raw: bytes | None) -> str:
     return raw_json.string(raw)

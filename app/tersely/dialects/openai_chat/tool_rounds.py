@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tersely.dialects.openai_chat.read import read_reply
+from tersely.dialects.openai_chat.stream_events import read_described
 from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
+from tersely.dialects.wire.sse import SseDecoder, SseEvent, parse_event, with_data
 
+_DATA = b"data: "
 _DONE = b"[DONE]"
 _NULL = b"null"
 _ONCE = ("id", "created", "model", "system_fingerprint")
@@ -95,13 +97,13 @@ class ChatRounds:
 
     def feed(self, block: bytes) -> bytes:
         """Return the part of a round's stream that goes to the client now."""
-        return b"".join(map(self._pass, self._decoder.feed(block)))
+        return block if self._passes(block) else b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
         rest = self._release()
         if self._round == 1 and self._sample:
-            members = _members(self._sample)
+            members = _last_members(self._sample)
             self._once = {key: members[key] for key in _ONCE if key in members}
         self._round += 1
         self._usage = finished.usage
@@ -115,27 +117,54 @@ class ChatRounds:
         rest = b"".join(map(self._pass, self._decoder.close()))
         return rest + self._release() + b"".join(map(self._write_end, self._end))
 
+    def _passes(self, block: bytes) -> bool:
+        """Return whether events of the first round go out as they are; most do. They need not be taken apart then."""
+        if self._round > 1 or self._end or not block.startswith(_DATA) or not self._decoder.passes_whole(block):
+            return False
+        if _DONE in block:
+            return False
+        if self._is_plain(block):
+            return True
+        data = block[len(_DATA) : -2]
+        return b"\n" not in data and self._continues_calls(data)
+
     def _pass(self, event: SseEvent) -> bytes:
         data = (event.data or b"").strip()
         if data == _DONE or (data and self._end):
             self._end.append(event)
             return b""
-        if not data or (self._round == 1 and self._is_plain(data)):
+        if not data or (self._round == 1 and (self._is_plain(event.raw) or self._continues_calls(data))):
             return event.raw
         try:
             return self._pass_chunk(event, data)
         except UNDESCRIBED:
             return event.raw
 
-    def _is_plain(self, data: bytes) -> bool:
-        """Return whether the event contains neither calls nor an end."""
-        self._sample = data
-        if b'"role"' in data:
+    def _is_plain(self, block: bytes) -> bool:
+        """Return whether events contain neither calls nor an end."""
+        self._sample = block
+        if b'"role"' in block:
             self._has_role = True
-        if b"tool_calls" in data:
+        if b"tool_calls" in block:
             return False
-        count = data.count(b"finish_reason")
-        return count == data.count(b'"finish_reason":null') + data.count(b'"finish_reason": null')
+        count = block.count(b"finish_reason")
+        return count == block.count(b'"finish_reason":null') + block.count(b'"finish_reason": null')
+
+    def _continues_calls(self, data: bytes) -> bool:
+        """Return whether an event only has more of calls that the client sees under the numbers that they have."""
+        chunk = read_described(data)
+        if chunk is None or not chunk.choices:
+            return False
+        choice = chunk.choices[0]
+        if choice.finish_reason is not None or choice.delta is None or not choice.delta.tool_calls:
+            return False
+        for delta in choice.delta.tool_calls:
+            call = None if delta.index is None else self._by_index.get(delta.index)
+            if call is None or call.is_ours is not False or call.number != delta.index:
+                return False
+            if delta.id and delta.id != call.id:
+                return False
+        return True
 
     def _pass_chunk(self, event: SseEvent, data: bytes) -> bytes:
         members = raw_json.split_object(data)
@@ -255,7 +284,7 @@ class ChatRounds:
         shown = self._release_complete()
         if not shown:
             return b""
-        members = _members(self._sample)
+        members = _last_members(self._sample)
         choice = {"index": b"0", "delta": b'{"tool_calls":' + raw_json.join_array(shown) + b"}", "finish_reason": _NULL}
         members.pop("usage", None)
         return b"data: " + raw_json.join_object({**members, **self._once, "choices": _one(choice)}) + b"\n\n"
@@ -291,12 +320,16 @@ class ChatRounds:
         return members
 
 
-def _members(data: bytes) -> dict[str, bytes]:
-    """Return the members of a chunk; an empty dict if it is not an object."""
-    try:
-        return raw_json.split_object(data)
-    except ValueError:
-        return {}
+def _last_members(block: bytes) -> dict[str, bytes]:
+    """Return the members of the last chunk in a block of events; an empty dict if there is none."""
+    for raw in reversed(block.split(b"\n\n")):
+        data = parse_event(raw).data
+        if data:
+            try:
+                return raw_json.split_object(data)
+            except ValueError:
+                return {}
+    return {}
 
 
 def _with_event_data(event: SseEvent, members: dict[str, bytes]) -> SseEvent:

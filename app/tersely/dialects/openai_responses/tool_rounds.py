@@ -9,6 +9,7 @@ wait for the item after them, and are hidden or shown with it.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +32,9 @@ _ITEMS = ("response.output_item.added", "response.output_item.done")
 _NUMBER = "sequence_number"
 _OUTPUT_INDEX = "output_index"
 _CALLS = frozenset({"function_call", "custom_tool_call"})
+_DELTAS = re.compile(rb'(?:event: [^\n]++\ndata: \{"type": ?"response\.[a-z_.]+\.delta",[^\n]*+\n\n)+')
+# Inside a JSON string the quotation marks would be escaped.
+_INDEX = re.compile(rb'"output_index"\s*+:\s*+(\d{1,9}+)')
 
 
 def without_calls(message: bytes, names: frozenset[str]) -> bytes:
@@ -145,7 +149,7 @@ class ResponseRounds:
 
     def feed(self, block: bytes) -> bytes:
         """Return the part of a round's stream that goes to the client now."""
-        return b"".join(map(self._pass, self._decoder.feed(block)))
+        return block if self._passes(block) else b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end, but for its items."""
@@ -163,6 +167,17 @@ class ResponseRounds:
         rest = b"".join(map(self._pass, self._decoder.close()))
         self._sorting.close()
         return rest + self._drain() + b"".join(map(self._write_end, self._end))
+
+    def _passes(self, block: bytes) -> bool:
+        """Return whether events go out as they are: parts of items that the client has seen under their own numbers."""
+        if self._queue or self._end or self._next is not None or not self._decoder.passes_whole(block):
+            return False
+        if _DELTAS.fullmatch(block) is None:
+            return False
+        return all(self._keeps_number(int(number)) for number in _INDEX.findall(block))
+
+    def _keeps_number(self, output_index: int) -> bool:
+        return self._shown_indexes.get(output_index) == output_index and self._sorting.is_shown(output_index) is True
 
     def _pass(self, event: SseEvent) -> bytes:
         if self._end:

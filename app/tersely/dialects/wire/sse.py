@@ -7,7 +7,8 @@ give the stream back, byte for byte, and do not depend on where the stream was c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from tersely.dialects.wire import raw_json
 
@@ -18,14 +19,15 @@ BOM = b"\xef\xbb\xbf"
 _LEADING_BLANK = re.compile(rb"(?>\r\n|\r|\n)")
 _END = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
+# The form of most events.
+_SIMPLE = re.compile(rb"(?:event: ([^\r\n]*+)\n)?data: ([^\r\n]*+)\n\n")
 
 
 class EventTooLarge(ValueError):
     """An event is over the size limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SseEvent:
+class SseEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event. ``data`` is None when it has no data line: comments, heartbeats, blank lines.
 
     ``raw`` is everything up to and with the blank line; the last event of a stream may lack it.
@@ -75,6 +77,10 @@ class SseDecoder:
         rest, self._buffer, self._scanned = self._buffer, b"", 0
         return [parse_event(rest)] if rest else []
 
+    def passes_whole(self, block: bytes) -> bool:
+        """Return whether nothing waits, and ``block`` has whole events alone, whose lines end with LF."""
+        return not (self._buffer or self._has_cr) and block.endswith(b"\n\n") and b"\r" not in block
+
     def take_back(self, most: int) -> bytes | None:
         """Return the beginning of an event, which is forgotten; None if it has more than ``most`` bytes, or if lines
         may end with a CR.
@@ -101,6 +107,9 @@ class SseDecoder:
 
 def parse_event(raw: bytes) -> SseEvent:
     """Return the fields of one event's bytes."""
+    if (simple := _SIMPLE.fullmatch(raw)) is not None:
+        name, value = simple.groups(b"")
+        return SseEvent(raw=raw, data=value, event=name.decode(errors="replace"))
     data: list[bytes] = []
     event = ""
     is_comment = False
