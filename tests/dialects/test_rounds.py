@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,15 +170,39 @@ def responses_stream(number: int, round_: Round, step: int) -> bytes:
     return b"".join(_event(each | {"sequence_number": n}, each["type"]) for n, each in enumerate(events))
 
 
-def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, Reply]:
+def cut_at(stream: bytes, step: int) -> list[bytes]:
+    """Return a stream in pieces of so many bytes."""
+    return [stream[at : at + step] for at in range(0, len(stream), step)]
+
+
+def cut_between_events(stream: bytes, count: int) -> list[bytes]:
+    """Return a stream in pieces of so many events, as a model host sends it."""
+    events = [event + b"\n\n" for event in stream.split(b"\n\n")[:-1]]
+    return [b"".join(events[at : at + count]) for at in range(0, len(events), count)]
+
+
+def compacted(stream: bytes) -> bytes:
+    """Return a stream without the blanks in its JSON."""
+    lines = []
+    for line in stream.split(b"\n"):
+        name, _, value = line.partition(b": ")
+        is_json = name == b"data" and value.startswith(b"{")
+        short = json.dumps(json.loads(value), separators=(",", ":"), ensure_ascii=False).encode() if is_json else value
+        lines.append(name + b": " + short if name else line)
+    return b"\n".join(lines)
+
+
+def relayed(
+    dialect: Dialect, streams: list[bytes], step: int, cut: Callable[[bytes, int], list[bytes]] = cut_at
+) -> tuple[bytes, Reply]:
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
     shown, transcript = dialect.rounds.open(OURS), RoundTranscript(dialect=dialect, tools=OURS)
     out, reply = b"", Reply()
     for number, stream in enumerate(streams):
         reader = dialect.open_stream(UNCHANGED)
-        for at in range(0, len(stream), step):
-            out += shown.feed(reader.feed(stream[at : at + step]))
+        for piece in cut(stream, step):
+            out += shown.feed(reader.feed(piece))
         out += shown.feed(reader.close())
         reply = reader.reply
         if number < len(streams) - 1:
@@ -195,7 +220,7 @@ def read_back(dialect: Dialect, stream: bytes) -> Reply:
     return reader.reply
 
 
-@pytest.mark.parametrize(
+in_all_dialects = pytest.mark.parametrize(
     ("dialect", "write"),
     [
         (OPENAI_CHAT, chat_stream),
@@ -205,6 +230,9 @@ def read_back(dialect: Dialect, stream: bytes) -> Reply:
     ],
     ids=["openai_chat", "anthropic", "gemini", "openai_responses"],
 )
+
+
+@in_all_dialects
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
 def test_clients_view_has_no_trace_of_own_tools(dialect, write, rounds: list[Round], step: int, cut: int):
     out, kept = relayed(dialect, [write(n, round_, step) for n, round_ in enumerate(rounds)], cut)
@@ -228,6 +256,22 @@ def test_clients_view_has_no_trace_of_own_tools(dialect, write, rounds: list[Rou
             assert (mine.text, mine.calls) == (message.text, message.calls)
     assert dialect.read_usage(seen.usage).input == 7 * len(rounds)
     assert dialect.read_usage(seen.usage).output == 3 * len(rounds)
+
+
+@in_all_dialects
+@given(
+    rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300), count=st.integers(1, 9), is_compact=st.booleans()
+)
+def test_whole_events_at_once_are_relayed_as_any_other_pieces_are(
+    dialect, write, rounds: list[Round], step: int, cut: int, count: int, is_compact: bool
+):
+    streams = [write(n, round_, step) for n, round_ in enumerate(rounds)]
+    if is_compact:
+        streams = [compacted(stream) for stream in streams]
+
+    out, kept = relayed(dialect, streams, count, cut_between_events)
+
+    assert (out, kept) == relayed(dialect, streams, cut)
 
 
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
