@@ -260,7 +260,11 @@ def test_clients_view_has_no_trace_of_own_tools(dialect, write, rounds: list[Rou
 
 @in_all_dialects
 @given(
-    rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300), count=st.integers(1, 9), is_compact=st.booleans()
+    rounds=histories,
+    step=st.integers(1, 40),
+    cut=st.integers(1, 300),
+    count=st.integers(1, 9),
+    is_compact=st.booleans(),
 )
 def test_whole_events_at_once_are_relayed_as_any_other_pieces_are(
     dialect, write, rounds: list[Round], step: int, cut: int, count: int, is_compact: bool

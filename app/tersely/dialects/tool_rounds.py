@@ -5,11 +5,13 @@ This module has the interface for dialects, and the parts that they share.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.sse import SseDecoder, SseEvent, parse_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,29 @@ class RoundsStream(Protocol):
 
     def close(self) -> bytes:
         """The last round is over: what was held back, and its end."""
+
+
+class EventRounds(ABC):
+    """The part of a `RoundsStream` that takes a stream apart, where it must: most events go out as they are."""
+
+    def __init__(self) -> None:
+        self._decoder = SseDecoder()
+
+    def feed(self, block: bytes) -> bytes:
+        """Return the part of a round's stream that goes to the client now."""
+        whole = self._decoder.take_whole(block)
+        if whole is not None and (not whole or self._passes(whole)):
+            return whole
+        events = self._decoder.feed(block) if whole is None else parse_events(whole)
+        return b"".join(map(self._pass, events))
+
+    @abstractmethod
+    def _passes(self, block: bytes) -> bool:
+        """Return whether a block of whole events surely goes out as it is, and nothing of it needs to be known."""
+
+    @abstractmethod
+    def _pass(self, event: SseEvent) -> bytes:
+        """Process an event and return the bytes that go out now."""
 
 
 def _nothing(_: bytes) -> frozenset[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from tersely.dialects.anthropic.content import content_of, string_member
 from tersely.dialects.anthropic.stream import DELTAS
-from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
+from tersely.dialects.tool_rounds import EventRounds, FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -46,12 +48,12 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
     return raw_json.join_object({**members, "usage": usage} if usage else members)
 
 
-class MessageRounds:
+class MessageRounds(EventRounds):
     """The streams of several rounds as one."""
 
     def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
         self._names = names
-        self._decoder = SseDecoder()
         self._is_first = True
         self._usage = b""
         self._round_usage = b""
@@ -62,12 +64,6 @@ class MessageRounds:
         self._has_hidden = False
         self._keeps_numbers = True  # the client sees every block of the first round under its own number
         self._end: list[SseEvent] = []
-
-    def feed(self, block: bytes) -> bytes:
-        """Return the part of a round's stream that goes to the client now."""
-        if self._keeps_numbers and self._decoder.passes_whole(block) and DELTAS.fullmatch(block):
-            return block
-        return b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
@@ -81,6 +77,11 @@ class MessageRounds:
         rest = b"".join(map(self._pass, self._decoder.close()))
         return rest + b"".join(map(self._write_end, self._end))
 
+    @override
+    def _passes(self, block: bytes) -> bool:
+        return self._keeps_numbers and DELTAS.fullmatch(block) is not None
+
+    @override
     def _pass(self, event: SseEvent) -> bytes:
         if not event.data:
             return event.raw

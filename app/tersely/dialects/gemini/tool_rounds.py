@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from typing_extensions import override
+
 from tersely.dialects.gemini.read import items
-from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
+from tersely.dialects.tool_rounds import EventRounds, FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -67,23 +69,19 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes, *, wrapp
     return raw_json.join_object(members)
 
 
-class GeminiRounds:
+class GeminiRounds(EventRounds):
     """The streams of several rounds as one."""
 
     def __init__(self, names: frozenset[str], *, wrapper: str = "") -> None:
+        super().__init__()
         self._names = names
         self._wrapper = wrapper
-        self._decoder = SseDecoder()
         self._is_first = True
         self._id = b""
         self._usage = b""
         self._waits_with_space = False
         self._signature: _Signature | None = _UNSIGNED
         self._end: list[SseEvent] = []
-
-    def feed(self, block: bytes) -> bytes:
-        """Return the part of a round's stream that goes to the client now."""
-        return block if self._passes(block) else b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Drop the round's end, except its text."""
@@ -97,17 +95,18 @@ class GeminiRounds:
         rest = b"".join(map(self._pass, self._decoder.close()))
         return rest + b"".join(self._write(event, is_end=True) for event in self._end)
 
+    @override
     def _passes(self, block: bytes) -> bool:
         """Return whether events of the first round go out as they are, since they only have text."""
         return (
             self._is_first
             and not self._end
-            and self._decoder.passes_whole(block)
             and b"functionCall" not in block
             and b"finishReason" not in block
             and (bool(self._id) or b"responseId" not in block)
         )
 
+    @override
     def _pass(self, event: SseEvent) -> bytes:
         if b'"finishReason"' in (event.data or b"") or self._end:
             self._end.append(event)

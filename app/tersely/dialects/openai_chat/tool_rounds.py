@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from typing_extensions import override
+
 from tersely.dialects.openai_chat.read import read_reply
 from tersely.dialects.openai_chat.stream_events import read_described
-from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
+from tersely.dialects.tool_rounds import EventRounds, FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, parse_event, with_data
@@ -78,12 +80,12 @@ class _StreamedCall:
     number: int = -1
 
 
-class ChatRounds:
+class ChatRounds(EventRounds):
     """The streams of several rounds as one."""
 
     def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
         self._names = names
-        self._decoder = SseDecoder()
         self._round = 1
         self._sample = b""
         self._once: dict[str, bytes] = {}
@@ -94,10 +96,6 @@ class ChatRounds:
         self._calls: list[_StreamedCall] = []
         self._by_index: dict[int, _StreamedCall] = {}
         self._end: list[SseEvent] = []
-
-    def feed(self, block: bytes) -> bytes:
-        """Return the part of a round's stream that goes to the client now."""
-        return block if self._passes(block) else b"".join(map(self._pass, self._decoder.feed(block)))
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
@@ -117,17 +115,21 @@ class ChatRounds:
         rest = b"".join(map(self._pass, self._decoder.close()))
         return rest + self._release() + b"".join(map(self._write_end, self._end))
 
+    @override
     def _passes(self, block: bytes) -> bool:
         """Return whether events of the first round go out as they are; most do. They need not be taken apart then."""
-        if self._round > 1 or self._end or not block.startswith(_DATA) or not self._decoder.passes_whole(block):
-            return False
-        if _DONE in block:
+        if self._round > 1 or self._end or _DONE in block:
             return False
         if self._is_plain(block):
             return True
-        data = block[len(_DATA) : -2]
-        return b"\n" not in data and self._continues_calls(data)
+        return all(
+            event.startswith(_DATA)
+            and b"\n" not in event
+            and (self._is_plain(event) or self._continues_calls(event[len(_DATA) :]))
+            for event in block.split(b"\n\n")[:-1]
+        )
 
+    @override
     def _pass(self, event: SseEvent) -> bytes:
         data = (event.data or b"").strip()
         if data == _DONE or (data and self._end):
@@ -142,7 +144,8 @@ class ChatRounds:
 
     def _is_plain(self, block: bytes) -> bool:
         """Return whether events contain neither calls nor an end."""
-        self._sample = block
+        if b"data:" in block:
+            self._sample = block
         if b'"role"' in block:
             self._has_role = True
         if b"tool_calls" in block:
@@ -160,7 +163,7 @@ class ChatRounds:
             return False
         for delta in choice.delta.tool_calls:
             call = None if delta.index is None else self._by_index.get(delta.index)
-            if call is None or call.is_ours is not False or call.number != delta.index:
+            if call is None or call.number != delta.index:
                 return False
             if delta.id and delta.id != call.id:
                 return False

@@ -16,11 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from tersely.dialects.openai_responses.accumulator import ENDS, index, output_items, string
 from tersely.dialects.openai_responses.content import as_run, item_type, items_of
 from tersely.dialects.openai_responses.tools import tools_outside_list
 from tersely.dialects.openai_responses.whole import replace_output
-from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
+from tersely.dialects.tool_rounds import EventRounds, FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -122,13 +124,14 @@ class _RoundEvent:
     output_index: int | None
 
 
-class ResponseRounds:
+class ResponseRounds(EventRounds):
     """The streams of several rounds as one.
 
     Events and items are numbered. Until something is removed, they keep their numbers and their bytes.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
         self._names = names
         self._once: dict[str, bytes] = {}
         self._usage = b""
@@ -147,10 +150,6 @@ class ResponseRounds:
         self._dropped: set[int] = set()
         self._end: list[SseEvent] = []
 
-    def feed(self, block: bytes) -> bytes:
-        """Return the part of a round's stream that goes to the client now."""
-        return block if self._passes(block) else b"".join(map(self._pass, self._decoder.feed(block)))
-
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end, but for its items."""
         for event in self._end:
@@ -168,17 +167,14 @@ class ResponseRounds:
         self._sorting.close()
         return rest + self._drain() + b"".join(map(self._write_end, self._end))
 
+    @override
     def _passes(self, block: bytes) -> bool:
         """Return whether events go out as they are: parts of items that the client has seen under their own numbers."""
-        if self._queue or self._end or self._next is not None or not self._decoder.passes_whole(block):
+        if self._queue or self._end or self._next is not None or _DELTAS.fullmatch(block) is None:
             return False
-        if _DELTAS.fullmatch(block) is None:
-            return False
-        return all(self._keeps_number(int(number)) for number in _INDEX.findall(block))
+        return all(self._shown_indexes.get(number) == number for number in map(int, _INDEX.findall(block)))
 
-    def _keeps_number(self, output_index: int) -> bool:
-        return self._shown_indexes.get(output_index) == output_index and self._sorting.is_shown(output_index) is True
-
+    @override
     def _pass(self, event: SseEvent) -> bytes:
         if self._end:
             self._end.append(event)

@@ -19,6 +19,8 @@ BOM = b"\xef\xbb\xbf"
 _LEADING_BLANK = re.compile(rb"(?>\r\n|\r|\n)")
 _END = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
+# Bytes of an event that are looked at again when its rest has come.
+_MAX_AGAIN = 4 * 1024
 # The form of most events.
 _SIMPLE = re.compile(rb"(?:event: ([^\r\n]*+)\n)?data: ([^\r\n]*+)\n\n")
 
@@ -77,9 +79,20 @@ class SseDecoder:
         rest, self._buffer, self._scanned = self._buffer, b"", 0
         return [parse_event(rest)] if rest else []
 
-    def passes_whole(self, block: bytes) -> bool:
-        """Return whether nothing waits, and ``block`` has whole events alone, whose lines end with LF."""
-        return not (self._buffer or self._has_cr) and block.endswith(b"\n\n") and b"\r" not in block
+    def take_whole(self, block: bytes) -> bytes | None:
+        """Return the bytes of the events that ``block`` completes, not taken apart.
+
+        None, and nothing is done: lines may end with a CR, or an event is long.
+        """
+        if self._has_cr or b"\r" in block or len(self._buffer) > _MAX_AGAIN:
+            return None
+        block = self._buffer + block
+        end = block.rfind(b"\n\n") + 2
+        if end < 2:
+            end = 0
+        self._buffer = block[end:]
+        self._scanned = max(0, len(self._buffer) - 3)
+        return block[:end]
 
     def take_back(self, most: int) -> bytes | None:
         """Return the beginning of an event, which is forgotten; None if it has more than ``most`` bytes, or if lines
@@ -103,6 +116,11 @@ class SseDecoder:
         if match.end() == len(self._buffer) and self._buffer.endswith(b"\r"):
             return -1
         return match.end()
+
+
+def parse_events(block: bytes) -> list[SseEvent]:
+    """Return the events in a block of whole events."""
+    return SseDecoder().feed(block)
 
 
 def parse_event(raw: bytes) -> SseEvent:
