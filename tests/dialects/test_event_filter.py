@@ -25,6 +25,14 @@ class Doubling(EventFilter):
         self._held = b""
 
     @override
+    def _is_plain(self, block: bytes) -> bool:
+        return False
+
+    @override
+    def _read_plain(self, block: bytes) -> None:
+        raise AssertionError("nothing is plain")
+
+    @override
     def _reply(self) -> Reply:
         return Reply(id="r")
 

@@ -32,7 +32,7 @@ from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.bodies import try_decode
 from tersely.dialects.wire.pieces import Piece, marks_of
-from tersely.dialects.wire.sse import MAX_EVENT, EventTooLarge, SseEvent, with_data
+from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
 from tersely.domain.text.tags import TagKinds
 
 _ENDS = frozenset({"message_delta", "message_stop", "error"})
@@ -41,9 +41,6 @@ _ENDS = frozenset({"message_delta", "message_stop", "error"})
 
 _DELTA = b"event: content_block_delta\ndata: "
 DELTAS = re.compile(rb'(?:%b\{"type": ?"content_block_delta",[^\n]*+\n\n)+' % _DELTA)
-# Bytes of deltas that are parsed at once, and of an event that is looked at again when its rest has come.
-_MAX_UNREAD = 64 * 1024
-_MAX_AGAIN = 4 * 1024
 
 
 class _DeltaEvent(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,21 +76,20 @@ class ReplyStream(EventFilter):
         self._queue: deque[_HeldEvent] = deque()
         self._dropped = 0
         self._marks = marks_of(view.tags)
-        self._deferred: list[bytes] = []
-        self._deferred_size = 0
 
     @override
-    def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes that go to the client now. Events over ``max_event`` bytes pass unread."""
-        held = None if b"\r" in chunk else self._decoder.take_back(_MAX_AGAIN)
-        if held is None:
-            return super().feed(chunk)
-        out = b"".join(self._forward_in_parts(held + chunk))
-        return out if self._is_changing else chunk
+    def _feed_mixed(self, block: bytes) -> bytes:
+        return b"".join(self._forward_in_parts(block))
+
+    @override
+    def _is_plain(self, block: bytes) -> bool:
+        """Return whether a block only has deltas in which no tag can begin."""
+        if self._queue or self._dropped or DELTAS.fullmatch(block) is None:
+            return False
+        return not any(mark in block for mark in self._marks)
 
     @override
     def _reply(self) -> Reply:
-        self._catch_up()
         return self._accumulator.reply
 
     def _forward_in_parts(self, block: bytes) -> Iterator[bytes]:
@@ -114,7 +110,7 @@ class ReplyStream(EventFilter):
                 end = block.find(b"\n\n", position) + 2
                 if end < 2:
                     end = len(block)
-                yield self._forward_slowly(block[position:end])
+                yield self._feed(block[position:end])
             position = end
 
     def _find_mark(self, block: bytes, start: int, end: int) -> int:
@@ -124,41 +120,25 @@ class ReplyStream(EventFilter):
             end = found if found >= 0 else end
         return end
 
-    def _forward_slowly(self, block: bytes) -> bytes:
-        try:
-            events = self._decoder.feed(block)
-        except EventTooLarge:
-            return self._release() + b"".join([event.raw for event in self._decoder.close()])
-        return b"".join([self._pass(event) for event in events])
-
-    def _defer(self, block: bytes) -> None:
-        self._deferred.append(block)
-        self._deferred_size += len(block)
-        if self._deferred_size > _MAX_UNREAD:
-            self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Read the deltas that went out as they were."""
-        if not self._deferred:
-            return
-        payloads = [raw[len(_DELTA) :] for raw in b"".join(self._deferred).split(b"\n\n")[:-1]]
-        self._deferred, self._deferred_size = [], 0
+    @override
+    def _read_plain(self, block: bytes) -> None:
+        payloads = [raw[len(_DELTA) :] for raw in block.split(b"\n\n")[:-1]]
         texts: list[str] = []
         last: GrowingBlock | None = None
         for payload, event in zip(payloads, _read_deltas(payloads), strict=True):
             try:
-                block = None if event is None else self._accumulator.blocks.get(event.index)
-                if event is None or block is None:
-                    _, block, text = self._accumulator.add(payload)
+                grown = None if event is None else self._accumulator.blocks.get(event.index)
+                if event is None or grown is None:
+                    _, grown, text = self._accumulator.add(payload)
                 else:
-                    text = block.grow_by(event.delta)
+                    text = grown.grow_by(event.delta)
             except UNDESCRIBED:
                 self._unread.add(payload)
                 continue
-            if last is not None and block is not last and texts:
+            if last is not None and grown is not last and texts:
                 self._feed_text(last, Piece("".join(texts)))
                 texts.clear()
-            last = block
+            last = grown
             if text:
                 texts.append(text)
         if last is not None and texts:
@@ -166,7 +146,6 @@ class ReplyStream(EventFilter):
 
     @override
     def _forward(self, event: SseEvent) -> bytes:
-        self._catch_up()
         kind, block, text = self._accumulator.add(event.data)
         if not self._is_changing:
             return b""
@@ -194,7 +173,6 @@ class ReplyStream(EventFilter):
 
     @override
     def _release(self) -> bytes:
-        self._catch_up()
         for item in self._queue:
             if item.block is not None:
                 self._finish_text(item.block)

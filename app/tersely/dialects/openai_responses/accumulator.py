@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ class TextDelta(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(TextDelta)
+_list_decoder = msgspec.json.Decoder(list[TextDelta])
 
 
 def read_delta(data: bytes | None) -> TextDelta | None:
@@ -51,6 +53,17 @@ def read_delta(data: bytes | None) -> TextDelta | None:
         return None
     delta = try_decode(_decoder, data)
     return delta if delta and delta.type in _GROWING else None
+
+
+def read_deltas(payloads: Sequence[bytes]) -> Sequence[TextDelta | None]:
+    """Return parsed delta events, all at once if possible; None for any other event."""
+    try:
+        deltas = _list_decoder.decode(b"[" + b",".join(payloads) + b"]")
+        if len(deltas) == len(payloads) and all(delta.type in _GROWING for delta in deltas):
+            return deltas
+    except (ValueError, RecursionError):
+        pass
+    return [read_delta(payload) for payload in payloads]
 
 
 class ItemAccumulator:

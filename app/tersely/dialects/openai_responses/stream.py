@@ -7,7 +7,8 @@ repeated, as are its part, its item and the response. The same tags are stripped
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -20,15 +21,20 @@ from tersely.dialects.openai_responses.accumulator import (
     ItemAccumulator,
     index,
     read_delta,
+    read_deltas,
     string,
 )
 from tersely.dialects.openai_responses.whole import ResponseTagStripper, keep_tokens, shift_annotation
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.pieces import Piece, PieceFilter
-from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
+from tersely.dialects.wire.pieces import Piece, PieceFilter, marks_of
+from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, parse_event, with_data
 
 _PartPosition = tuple[int, int]
+
+DELTAS = re.compile(rb'(?:event: [^\n]++\ndata: \{"type": ?"response\.[a-z_.]+\.delta",[^\n]*+\n\n)+')
+"""Events that add words, as nearly all hosts write them."""
+_PAYLOADS = re.compile(rb"^data: ([^\n]*+)$", re.MULTILINE)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class ReplyStream(EventFilter):
 
     def __init__(self, view: ClientView, *, max_event: int = MAX_EVENT) -> None:
         self._tags = view.tags
+        self._marks = marks_of(view.tags)
         self._accumulator = ItemAccumulator()
         self._stripper = ResponseTagStripper(view)
         super().__init__(is_changing=bool(self._stripper), max_event=max_event)
@@ -69,6 +76,27 @@ class ReplyStream(EventFilter):
         )
 
     @override
+    def _is_plain(self, block: bytes) -> bool:
+        """Return whether a block only has deltas in which no tag can begin."""
+        if self._queue or self._dropped or DELTAS.fullmatch(block) is None:
+            return False
+        return not any(mark in block for mark in self._marks)
+
+    @override
+    def _read_plain(self, block: bytes) -> None:
+        payloads = _PAYLOADS.findall(block)
+        texts: dict[_PartPosition, list[str]] = defaultdict(list)
+        for delta, payload in zip(read_deltas(payloads), payloads, strict=True):
+            if delta is None:
+                self._read_event(parse_event(b"data: " + payload + b"\n\n"))
+                continue
+            self._accumulator.add_delta(delta)
+            if self._tags and delta.type == TEXT_DELTA:
+                texts[delta.position].append(delta.delta)
+        for position, parts in texts.items():
+            self._filter(position).feed(Piece("".join(parts)))
+
+    @override
     def _forward(self, event: SseEvent) -> bytes:
         delta = read_delta(event.data)
         waiting = _HeldEvent(event=event)
@@ -79,16 +107,21 @@ class ReplyStream(EventFilter):
                 waiting.piece = Piece(delta.delta)
                 self._filter(delta.position).feed(waiting.piece)
         elif event.data:
-            try:
-                waiting.members = self._read(raw_json.split_object(event.data))
-            except UNDESCRIBED:
-                self._note_unread(event)
-                # A shape nobody has described goes through, and is not understood. So does half an event at the end.
-                released = b"" if event.is_whole else self._release()
+            waiting.members, is_known = self._read_event(event)
+            # A shape nobody has described goes through. So does half an event at the end.
+            released = b"" if is_known or event.is_whole else self._release()
         if not self._is_changing:
             return b""
         self._queue.append(waiting)
         return released + self._drain()
+
+    def _read_event(self, event: SseEvent) -> tuple[dict[str, bytes] | None, bool]:
+        """Process an event that is no known delta. Return its changed members, and whether its shape is known."""
+        try:
+            return self._read(raw_json.split_object(event.data or b"{}")), True
+        except UNDESCRIBED:
+            self._note_unread(event)
+            return None, False
 
     def _read(self, members: dict[str, bytes]) -> dict[str, bytes] | None:
         """Process an event that is no delta. Return its changed members, or None if it is unchanged."""

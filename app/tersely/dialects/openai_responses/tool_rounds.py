@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from tersely.dialects.openai_responses.accumulator import ENDS, index, output_items, string
 from tersely.dialects.openai_responses.content import as_run, item_type, items_of
+from tersely.dialects.openai_responses.stream import DELTAS
 from tersely.dialects.openai_responses.tools import tools_outside_list
 from tersely.dialects.openai_responses.whole import replace_output
 from tersely.dialects.tool_rounds import EventRounds, FinishedRounds, Rounds, add_usage
@@ -34,7 +35,6 @@ _ITEMS = ("response.output_item.added", "response.output_item.done")
 _NUMBER = "sequence_number"
 _OUTPUT_INDEX = "output_index"
 _CALLS = frozenset({"function_call", "custom_tool_call"})
-_DELTAS = re.compile(rb'(?:event: [^\n]++\ndata: \{"type": ?"response\.[a-z_.]+\.delta",[^\n]*+\n\n)+')
 # Inside a JSON string the quotation marks would be escaped.
 _INDEX = re.compile(rb'"output_index"\s*+:\s*+(\d{1,9}+)')
 
@@ -170,7 +170,7 @@ class ResponseRounds(EventRounds):
     @override
     def _passes(self, block: bytes) -> bool:
         """Return whether events go out as they are: parts of items that the client has seen under their own numbers."""
-        if self._queue or self._end or self._next is not None or _DELTAS.fullmatch(block) is None:
+        if self._queue or self._end or self._next is not None or DELTAS.fullmatch(block) is None:
             return False
         return all(self._shown_indexes.get(number) == number for number in map(int, _INDEX.findall(block)))
 

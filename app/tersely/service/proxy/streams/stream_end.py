@@ -140,6 +140,8 @@ class FinishedEnd(StreamEnd):
 
 def whole_events(block: bytes) -> bytes:
     """Return ``block`` without an incomplete event at its end."""
+    if block.endswith(_EVENT_ENDS):
+        return block
     ends = (block.rfind(mark) + len(mark) for mark in _EVENT_ENDS if mark in block)
     return block[: max(ends, default=0)]
 
