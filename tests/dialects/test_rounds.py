@@ -376,6 +376,29 @@ def test_recorded_streams_of_responses_come_through_and_any_of_their_calls_can_b
         assert [item["id"] for item in events[-1]["response"]["output"]] in ([], left)
 
 
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_words_of_an_item_beside_which_a_call_of_ours_came_are_renumbered(is_numbered: bool):
+    def delta(output_index: int) -> dict[str, Any]:
+        at = {"output_index": output_index, "content_index": 0}
+        return {"type": "response.output_text.delta", **at, "delta": "word"}
+
+    def added(output_index: int, item: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "response.output_item.added", "output_index": output_index, "item": item}
+
+    text = {"type": "message", "role": "assistant", "content": []}
+    call = {"type": "function_call", "call_id": "c", "name": "context_search", "arguments": ""}
+    events = [added(0, text), delta(0), added(1, call), delta(0), added(2, text), delta(2)]
+    if is_numbered:
+        events = [{**event, "sequence_number": number} for number, event in enumerate(events)]
+    assert OPENAI_RESPONSES.rounds is not None
+    shown = OPENAI_RESPONSES.rounds.open(OURS)
+
+    out = payloads(b"".join([shown.feed(_event(event, event["type"])) for event in events]))
+
+    assert [event["output_index"] for event in out] == [0, 0, 0, 1, 1]
+    assert [event.get("sequence_number") for event in out] == ([0, 1, 2, 3, 4] if is_numbered else 5 * [None])
+
+
 def test_a_client_tool_with_one_of_our_names_stays_the_clients():
     approval = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "save_memo", "arguments": "{}"}
     spaced = {"type": "function_call", "call_id": "c", "name": "save_memo", "namespace": "notes", "arguments": "{}"}
