@@ -86,7 +86,7 @@ def test_decisions_quote_the_replay_and_the_recall() -> None:
 
 
 def test_speed_table_quotes_the_benchmark() -> None:
-    tables = read("bench/results.md") + read("bench/growth.md")
+    tables = read("bench/results.md") + read("bench/growth.md") + read("bench/recorded.md")
     measured = [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:\.\d+)?", tables)]
     table = [line for line in read("docs/speed.md").splitlines() if re.search(r"\| [\d.,]+ \|", line)]
     shown = [each.strip() for line in table for each in line.strip("| ").split("|")[1:]]
