@@ -5,7 +5,8 @@
 A repetition goes through all cells, the variants of a cell in turn. Each connection plays a conversation of its own
 that no server has seen: some calls to warm up, then a fixed number of counted ones, each with the last reply and one
 new message more. CPU time is that of the processes' own clocks over the counted calls; ratios are to the bare
-passthrough in the same repetition, and the table has their medians. No repetition begins after ``--minutes``.
+passthrough in the same repetition, and the table has their medians. No repetition begins after ``--minutes``. Search
+pages are not built meanwhile (`bench.unindexed`); `bench.search_pages` measures what they cost.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -346,7 +348,8 @@ def start(started: list[Server], scratch: Path, *, with_litellm: bool) -> dict[s
     """All servers; `started` owns them."""
     started.append(servers.upstream(scratch))
     running = {"direct": started[0]}
-    for name, starter in (("bare", servers.bare), ("tersely", servers.tersely), ("litellm", servers.litellm)):
+    undisturbed = partial(servers.tersely, module="bench.unindexed")
+    for name, starter in (("bare", servers.bare), ("tersely", undisturbed), ("litellm", servers.litellm)):
         if name != "litellm" or with_litellm:
             running[name] = starter(started[0], scratch)
             started.append(running[name])
