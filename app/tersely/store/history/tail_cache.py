@@ -38,14 +38,15 @@ class CachedTail(msgspec.Struct, frozen=True, kw_only=True):
 
 def cached_tail(session: Session, rows: Sequence[TailRow], chain: bytes | None) -> CachedTail:
     """Return the tail as it was read."""
-    kept = [row for row in rows if is_in_tail(row, session)]
+    kept = tail_rows(rows, session)
     size = SESSION_SIZE + _size_of_plan(session.plan) + sum(map(_size_of, kept))
     return CachedTail(session=session, rows=kept, chain=chain, size=size)
 
 
-def is_in_tail(row: TailRow, session: Session) -> bool:
-    """Return whether a row is of the tail: from the cut on, or instructions."""
-    return row.row.seq >= session.cut or row.row.turn == 0
+def tail_rows(rows: Sequence[TailRow], session: Session) -> list[TailRow]:
+    """Return the rows of the tail: from the cut on, and instructions."""
+    cut = session.cut
+    return [each for each in rows if (row := each.row).seq >= cut or row.turn == 0]
 
 
 def appended(before: CachedTail | None, session: Session, records: Iterable[Record], chain: bytes | None) -> CachedTail:

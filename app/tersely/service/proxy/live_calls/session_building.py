@@ -49,7 +49,7 @@ from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
 from tersely.store.history.messages import TailRow
-from tersely.store.history.tail_cache import TailCache, is_in_tail, row_of
+from tersely.store.history.tail_cache import TailCache, row_of, tail_rows
 from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
 from tersely.strategies.epochs.cutting import cut_distances
 from tersely.strategies.epochs.policies import EveryRequest
@@ -457,7 +457,7 @@ def _read_stored(
     if match.hidden:
         return None
     after = session_after(session, stored.state)
-    known = [row for row in match.rows if row.row.status != "superseded" and is_in_tail(row, after)]
+    known = [row for row in tail_rows(match.rows, after) if row.row.status != "superseded"]
     return after, [*known, *_rows_of(write), row_of(stored.record)]
 
 
