@@ -22,8 +22,9 @@ SESSION_SIZE: Final = (PAGES - 1) * PAGE
 BUILDING_S: Final = QUIET + 20.0
 
 
-def append(api: Api, sessions: int, seed: str) -> None:
+def append(server: Server, sessions: int, seed: str) -> None:
     """Append the messages of all sessions."""
+    api = Api(server.port)
     for number in range(sessions):
         name = f"{seed}-{number}"
         for start in range(0, SESSION_SIZE, BATCH):
@@ -50,12 +51,11 @@ def main() -> None:
         started.append(servers.upstream(scratch))
         started.append(servers.tersely(started[0], scratch))
         server = started[1]
-        api = Api(server.port)
-        append(api, 1, "warm")
+        append(server, 1, "warm")
         cpu_of_wait(server)
         idle = cpu_of_wait(server)
         for rep in range(args.reps):
-            append(api, args.sessions, f"counted{rep}")
+            append(server, args.sessions, f"counted{rep}")
             messages = args.sessions * SESSION_SIZE
             found.append([(busy - rest) / messages * 1e6 for busy, rest in zip(cpu_of_wait(server), idle, strict=True)])
     worker, postgres = (statistics.median(column) for column in zip(*found, strict=True))
