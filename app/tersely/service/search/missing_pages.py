@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from tersely.store.db.connection import Connection, Database
-from tersely.store.history import sessions
 from tersely.store.search import pages
 
 Page = TypeVar("Page")
@@ -34,10 +33,11 @@ async def make_missing_pages(
     """
     while True:
         async with database.reading(tenant, limit=limit) as connection:
-            session = await sessions.get(connection, tenant, session_id)
-            if session is None:
+            length = await pages.length(connection, tenant, session_id)
+            if length is None:
                 return None
-            full = session.last_seq // pages.PAGE
+            last_seq, edits = length
+            full = last_seq // pages.PAGE
             missing = await find_missing(connection, tenant, session_id, full, at_once)
             rows = [(page, await pages.content(connection, tenant, session_id, *span(page))) for page in missing]
         if not rows:
@@ -45,8 +45,11 @@ async def make_missing_pages(
         made = [(page, await asyncio.to_thread(make, page, content)) for page, content in rows]
         async with database.transaction(tenant, limit=limit) as connection:
             # Removed content must not come back in a page.
-            if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
+            is_unedited = await pages.edits(connection, tenant, session_id, lock=True) == edits
+            if is_unedited:
                 await add(connection, tenant, session_id, made)
+        if is_unedited and len(made) < at_once:
+            return full
 
 
 def span(page: int) -> tuple[int, int]:

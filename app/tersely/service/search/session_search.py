@@ -336,7 +336,7 @@ class Searcher:
             at_once=BUILD_PAGES,
             limit=LIMIT,
         )
-        if full is not None:
+        if full is not None and full >= pages.SEGMENT:
             await self._build_words(tenant, session_id, full // pages.SEGMENT)
 
     async def _build_words(self, tenant: str, session_id: str, full: int) -> None:

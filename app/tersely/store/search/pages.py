@@ -9,7 +9,8 @@ pages; it deletes them under the session's lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tersely.store.db.connection import Connection
 from tersely.store.search import embeddings, term_pages
@@ -31,8 +32,10 @@ WHERE NOT EXISTS (SELECT FROM search_words w
                   WHERE w.tenant_id = $1 AND w.session_id = $2 AND w.segment = n.segment)
 ORDER BY n.segment
 """
+LENGTH = "SELECT last_seq, edits FROM sessions WHERE tenant_id = $1 AND id = $2"
 EDITS = "SELECT edits FROM sessions WHERE tenant_id = $1 AND id = $2"
 LOCK_EDITS = EDITS + " FOR SHARE"
+# The columns of `MessageColumns`, in its order.
 CONTENT = """
 SELECT seq, turn, dialect, raw FROM messages
 WHERE tenant_id = $1 AND session_id = $2 AND seq BETWEEN $3 AND $4 ORDER BY seq
@@ -68,8 +71,7 @@ DELETE FROM search_words WHERE tenant_id = $1 AND session_id = $2 AND segment = 
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageColumns:
+class MessageColumns(msgspec.Struct, frozen=True):
     """The columns that a message's text is made from."""
 
     seq: int
@@ -88,6 +90,12 @@ def pages_of(segment: int) -> range:
     return range(segment * SEGMENT, (segment + 1) * SEGMENT)
 
 
+async def length(connection: Connection, tenant: str, session_id: str) -> tuple[int, int] | None:
+    """Return a session's last sequence number and its count of edits; None if there is no such session."""
+    record = await connection.fetchrow(LENGTH, tenant, session_id)
+    return None if record is None else (record["last_seq"], record["edits"])
+
+
 async def missing_pages(connection: Connection, tenant: str, session_id: str, full: int, limit: int) -> list[int]:
     """Return the first ``limit`` of the pages below ``full`` that are not there."""
     return [record["page"] for record in await connection.fetch(MISSING_PAGES, tenant, session_id, full, limit)]
@@ -100,9 +108,7 @@ async def missing_segments(connection: Connection, tenant: str, session_id: str,
 
 async def content(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[MessageColumns]:
     """Return the messages ``first`` to ``last``, whatever their status, in order of sequence number."""
-    return [
-        MessageColumns(**dict(record)) for record in await connection.fetch(CONTENT, tenant, session_id, first, last)
-    ]
+    return [MessageColumns(*record) for record in await connection.fetch(CONTENT, tenant, session_id, first, last)]
 
 
 async def content_of(
@@ -110,7 +116,7 @@ async def content_of(
 ) -> dict[int, MessageColumns]:
     """Return the messages of these sequence numbers, by them."""
     records = await connection.fetch(CONTENT_OF, tenant, session_id, list(seqs))
-    return {record["seq"]: MessageColumns(**dict(record)) for record in records}
+    return {record["seq"]: MessageColumns(*record) for record in records}
 
 
 async def edits(connection: Connection, tenant: str, session_id: str, *, lock: bool = False) -> int | None:
