@@ -114,6 +114,13 @@ def test_recorded_streams_come_through_byte_for_byte(path: Path):
     assert all(json.loads(call["function"]["arguments"] or "{}") is not None for call in assembled)
 
 
+def test_usage_beside_a_name_that_is_no_text_goes_out_as_it_is():
+    event = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1},"\xff":1}\n\n'
+    sent, reply = run([event, b"data: [DONE]\n\n"], strip_usage=True)
+    assert sent == event + b"data: [DONE]\n\n"
+    assert b"prompt_tokens" in reply.usage
+
+
 @needs_recordings
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.stem[:60])
 def test_recorded_streams_lose_only_the_usage_that_tersely_requested(path: Path):

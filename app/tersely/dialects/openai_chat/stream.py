@@ -338,7 +338,10 @@ class _HeldEvent:
 
 def _has_usage_only(data: bytes) -> bool:
     """Return whether a chunk with usage has no choices, not even of an unknown shape, nor members in place of them."""
-    members = raw_json.split_object(data)
+    try:
+        members = raw_json.split_object(data)
+    except UNDESCRIBED:  # reading the usage has passed over a name that is no text
+        return False
     if "choices" in members:
         return not _has_value(members["choices"])
     return not any(_has_value(members[key]) for key in members.keys() - _ENVELOPE - {"usage"})
