@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from bench import servers
-from bench.context_flat import BATCH, Api, message
+from bench.context_flat import Api, fill
 from bench.servers import Server
 from tersely.service.search.page_builder import PAGES, QUIET
 from tersely.store.search.pages import PAGE
@@ -23,13 +23,10 @@ BUILDING_S: Final = QUIET + 20.0
 
 
 def append(server: Server, sessions: int, seed: str) -> None:
-    """Append the messages of all sessions."""
+    """Append the messages of all sessions. The server has closed the last connection by now."""
     api = Api(server.port)
     for number in range(sessions):
-        name = f"{seed}-{number}"
-        for start in range(0, SESSION_SIZE, BATCH):
-            batch = [message(name, n, rare=False) for n in range(start, min(start + BATCH, SESSION_SIZE))]
-            api.post(f"/api/sessions/{name}/messages", {"dialect": "openai_chat", "messages": batch})
+        fill(api, f"{seed}-{number}", SESSION_SIZE)
 
 
 def cpu_of_wait(server: Server) -> tuple[float, float]:

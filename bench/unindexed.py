@@ -1,7 +1,7 @@
 """Run the service without building search pages in the background: `python -m bench.unindexed serve ...`.
 
 Pages are built thirty seconds after the commits that fill them: in the middle of other cells' calls, and calls of one
-cell must not pay for the messages of another. `bench.first_search` measures what pages cost.
+cell must not pay for the messages of another. `bench.search_pages` measures what pages cost.
 """
 
 import sys

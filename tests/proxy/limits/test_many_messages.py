@@ -18,8 +18,10 @@ from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
 MILLION = 1_000_000
-# Seconds. Two thirds of it are for the memory of the messages: the interpreter frees all of it in one step.
-LONGEST = 0.03
+# Seconds.
+LONGEST = 0.02
+# Freeing 23 MB of texts alone takes the interpreter 15 ms, in one step.
+LONGEST_WITH_FREEING = 0.03
 CHAT = b'{"role":"user","content":"a"}'
 LISTS = {
     "chat": ("/v1/chat/completions", b'{"model":"m","messages":[%s]}', CHAT),
@@ -96,7 +98,7 @@ async def test_no_callback_is_long_for_very_many_questions(store: Database, mode
     with serve(store, model.url) as service, callback_times(service) as times:
         answer = await post(service, body)
     assert (answer.status, answer.context) == (200, "built")
-    assert times.worst[0] < LONGEST, times.worst
+    assert times.worst[0] < LONGEST_WITH_FREEING, times.worst
 
 
 async def test_no_callback_is_long_for_a_long_import(store: Database, model: Model, key: str) -> None:

@@ -33,10 +33,10 @@ async def make_missing_pages(
     """
     while True:
         async with database.reading(tenant, limit=limit) as connection:
-            length = await pages.length(connection, tenant, session_id)
-            if length is None:
+            found = await pages.last_seq_and_edits(connection, tenant, session_id)
+            if found is None:
                 return None
-            last_seq, edits = length
+            last_seq, edits = found
             full = last_seq // pages.PAGE
             missing = await find_missing(connection, tenant, session_id, full, at_once)
             rows = [(page, await pages.content(connection, tenant, session_id, *span(page))) for page in missing]

@@ -336,8 +336,8 @@ class Searcher:
             at_once=BUILD_PAGES,
             limit=LIMIT,
         )
-        if full is not None and full >= pages.SEGMENT:
-            await self._build_words(tenant, session_id, full // pages.SEGMENT)
+        if full is not None and (segments := full // pages.SEGMENT):
+            await self._build_words(tenant, session_id, segments)
 
     async def _build_words(self, tenant: str, session_id: str, full: int) -> None:
         async with self._database.transaction(tenant, limit=LIMIT) as connection:

@@ -32,7 +32,7 @@ WHERE NOT EXISTS (SELECT FROM search_words w
                   WHERE w.tenant_id = $1 AND w.session_id = $2 AND w.segment = n.segment)
 ORDER BY n.segment
 """
-LENGTH = "SELECT last_seq, edits FROM sessions WHERE tenant_id = $1 AND id = $2"
+LAST_SEQ_AND_EDITS = "SELECT last_seq, edits FROM sessions WHERE tenant_id = $1 AND id = $2"
 EDITS = "SELECT edits FROM sessions WHERE tenant_id = $1 AND id = $2"
 LOCK_EDITS = EDITS + " FOR SHARE"
 # The columns of `MessageColumns`, in its order.
@@ -90,9 +90,9 @@ def pages_of(segment: int) -> range:
     return range(segment * SEGMENT, (segment + 1) * SEGMENT)
 
 
-async def length(connection: Connection, tenant: str, session_id: str) -> tuple[int, int] | None:
+async def last_seq_and_edits(connection: Connection, tenant: str, session_id: str) -> tuple[int, int] | None:
     """Return a session's last sequence number and its count of edits; None if there is no such session."""
-    record = await connection.fetchrow(LENGTH, tenant, session_id)
+    record = await connection.fetchrow(LAST_SEQ_AND_EDITS, tenant, session_id)
     return None if record is None else (record["last_seq"], record["edits"])
 
 
