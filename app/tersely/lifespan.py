@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common import tokens
 from tersely.service.common.metrics import Metrics
+from tersely.service.common.vocabulary import load_encoding
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import is_outdated, migrate
 
@@ -56,7 +57,10 @@ def lifespan(
                     await part.open()
                 stack.push_async_callback(part.close)
             # Loading a vocabulary takes some tenths of a second, which no request should wait for.
-            await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
+            await asyncio.to_thread(load_encoding, "o200k_base")
+            # The encoder's regular expressions belong to the thread that uses them first. Others wait for a lock at
+            # each word, which takes half as long again.
+            tokens.count_text("warm", "o200k_base")
             for keep in keeping:
                 stack.callback(asyncio.get_running_loop().create_task(_keep(keep)).cancel)
             _tune_gc()
