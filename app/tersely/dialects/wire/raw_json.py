@@ -100,19 +100,25 @@ def with_member(raw: bytes, members: Mapping[str, bytes], name: str, value: byte
     nowhere else in ``raw``, all other bytes stay.
     """
     old = members.get(name, b"")
-    if old and raw.count(old) == 1:
-        return raw.replace(old, value)
-    return join_object({**members, name: value})
+    replaced = _replace_only(raw, old, value) if old else None
+    return join_object({**members, name: value}) if replaced is None else replaced
 
 
 def with_items(raw: bytes, items: list[bytes], changed: list[bytes]) -> bytes:
     """Return the array ``raw``, which has ``items``, with ``changed`` ones in their places; as `with_member`."""
     for old, new in zip(items, changed, strict=True):
         if old is not new:
-            if raw.count(old) != 1:
+            replaced = _replace_only(raw, old, new)
+            if replaced is None:
                 return join_array(changed)
-            raw = raw.replace(old, new)
+            raw = replaced
     return raw
+
+
+def _replace_only(raw: bytes, old: bytes, new: bytes) -> bytes | None:
+    """Return ``raw`` with ``new`` in the place of the only ``old``; None if ``old`` stands nowhere or several times."""
+    before, found, after = raw.partition(old)
+    return before + new + after if found and after.find(old) < 0 else None
 
 
 def like_original(before: bytes, after: bytes) -> bytes:
