@@ -51,16 +51,16 @@ def lifespan(
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
         _tune_allocator()
+        # Loading a vocabulary takes some tenths of a second, which no request should wait for.
+        await asyncio.to_thread(load_encoding, "o200k_base")
+        # The encoder's regular expressions belong to the thread that uses them first, so this comes before everything
+        # that may count in a thread. Other threads take a lock at each word, which takes half as long again.
+        tokens.count_text("warm", "o200k_base")
         async with AsyncExitStack() as stack:
             for part in parts:
                 if part.open is not None:
                     await part.open()
                 stack.push_async_callback(part.close)
-            # Loading a vocabulary takes some tenths of a second, which no request should wait for.
-            await asyncio.to_thread(load_encoding, "o200k_base")
-            # The encoder's regular expressions belong to the thread that uses them first. Others wait for a lock at
-            # each word, which takes half as long again.
-            tokens.count_text("warm", "o200k_base")
             for keep in keeping:
                 stack.callback(asyncio.get_running_loop().create_task(_keep(keep)).cancel)
             _tune_gc()
