@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.service.context.sent_contexts import (
+    RECENT_BYTES,
     Description,
+    Elements,
     KnownSessions,
     MessageSource,
     describe,
     describe_added,
 )
+from tersely.store.commit.records import NewReply
 from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
@@ -24,6 +27,7 @@ from tersely.store.history.sent_contexts import (
     SentMessage,
     checksum,
     decode,
+    digest_of,
     encode,
     pack,
     renumber,
@@ -116,6 +120,7 @@ elements = st.one_of(
         prefix=st.integers(0, 3),
         suffix=st.integers(0, 1),
         middle=st.sampled_from([b"", b"x"]),
+        is_of_model=st.booleans(),
     ),
     st.builds(
         SentMessage,
@@ -133,7 +138,9 @@ elements = st.one_of(
 def test_packed_elements_come_back_as_they_were(given_elements: list[SentMessage], first: int) -> None:
     assert unpack(pack(given_elements)) == given_elements
     in_order = [
-        SentMessage(first + at, prefix=each.prefix, suffix=each.suffix, middle=each.middle)
+        SentMessage(
+            first + at, prefix=each.prefix, suffix=each.suffix, middle=each.middle, is_of_model=each.is_of_model
+        )
         for at, each in enumerate(given_elements)
     ]
     assert unpack(pack(in_order)) == in_order
@@ -145,6 +152,46 @@ def test_messages_that_take_the_same_patch_are_one_short_entry() -> None:
     packed = pack(sent)
     assert unpack(packed) == sent
     assert len(packed) < 45
+
+
+def test_replies_with_their_own_tags_put_back_are_one_short_entry() -> None:
+    """The tags stand in the model's views: descriptions need not repeat them."""
+    known = KnownSessions(budget=1 << 20)
+    rest: tuple[SentMessage, ...] = ()
+    for seq in range(2, 12, 2):
+        session = known.get("t", "s", 0)
+        question = user(f"question {seq}").raw
+        body = b'{"messages":[' + question + b"]}"
+        described = describe(body, "openai_chat", sources=[MessageSource(question, seq - 1)], new={}, known=session)
+        # The client's echo lacks the refusal, and the model's view has a tag of its own.
+        words, tag = b'{"role":"assistant","content":"' + b"word " * 20, b"<terse>answered %d</terse>" % seq
+        reply = NewReply(
+            raw=words + b'","refusal":null}', model_raw=words + tag + b'","refusal":null}', digest=b"", chain=None,
+            tokens=0, finish=None,
+        )  # fmt: skip
+        known.learn("t", "s", described, {seq: reply}, {seq: digest_of(reply.raw)})
+        echo = MessageSource(words + tag + b'"}', seq)
+        before = Elements(rest=rest)
+        added = [(question, MessageSource(question, seq - 1)), (echo.raw, echo)]
+        session = known.get("t", "s", 0)
+        found = describe_added("openai_chat", before, added, new={seq - 1: question}, known=session)
+        rest = found.elements.rest
+        assert reply.model_raw is not None
+        last = rest[-1]
+        assert last.is_of_model
+        assert reply.model_raw[: last.prefix] + last.middle + reply.model_raw[-last.suffix :] == echo.raw
+        assert b"terse" not in found.sent
+    assert len(pack(rest)) < 30
+
+
+def test_model_views_are_remembered_within_the_same_bounds() -> None:
+    known = KnownSessions(budget=1 << 20)
+    body = b'{"messages":[]}'
+    for size, kept in ((100, 1), (RECENT_BYTES, 0)):
+        described = describe(body, "openai_chat", sources=(), new={}, known=known.get("t", "s", 0))
+        reply = NewReply(raw=b"x", model_raw=b"y" * size, digest=b"", chain=None, tokens=0, finish=None)
+        known.learn("t", "s", described, {1: reply})
+        assert len(known.get("t", "s", 0).views) == kept
 
 
 @pytest.mark.parametrize(
@@ -161,7 +208,7 @@ def description(version: int, **more: Any) -> SentContext:
     return SentContext(version=version, **values | fields | {"dialect": "anthropic"} | more)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_descriptions_of_all_versions_are_read(version: int) -> None:
     for more in ({}, {"dialect": "another"}, {"groups": (b"g" * 8, b"h" * 8), "rounds": (1, 2)}):
         sent = description(version, **more)
@@ -188,11 +235,11 @@ def test_groups_of_earlier_versions_have_longer_digests() -> None:
 
 
 def test_a_description_of_a_version_to_come_is_not_read() -> None:
-    assert decode(encode(description(4))) is None
+    assert decode(encode(description(5))) is None
     assert decode(b"\xc1") is None
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 3, 4])
 def test_messages_that_were_stored_elsewhere_are_renumbered(version: int) -> None:
     rest = [SentMessage(4, prefix=2, suffix=1), SentMessage(5), SentMessage(6)]
     moved = decode(renumber(encode(description(version, rest=pack(rest))), {5: 7, 6: 8}))

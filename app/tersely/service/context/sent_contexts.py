@@ -17,7 +17,7 @@ import msgspec
 from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.wire import raw_json
 from tersely.domain.history.context import LayerReport
-from tersely.store.commit.records import Attribute
+from tersely.store.commit.records import Attribute, NewReply
 from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
@@ -74,22 +74,23 @@ class MessageSource(NamedTuple):
 
 class KnownSession(msgspec.Struct):
     """The stored content of a session, as this process knows it. ``stored``: sequence number -> digest of the stored
-    bytes; ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number and
-    digest of the bytes that were sent -> the patch that gives them.
+    bytes; ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``views``: the model's views of
+    these, where they differ; ``patched``: sequence number and digest of the bytes that were sent -> the patch that
+    gives them.
     """
 
     edits: int
     stored: dict[int, bytes] = msgspec.field(default_factory=dict)
     literals: set[bytes] = msgspec.field(default_factory=set)
     recent: dict[int, bytes] = msgspec.field(default_factory=dict)
+    views: dict[int, bytes] = msgspec.field(default_factory=dict)
     patched: dict[tuple[int, bytes], SentMessage] = msgspec.field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Bytes of memory, about."""
-        return _ENTRY_BYTES * (1 + len(self.stored) + len(self.literals) + 3 * len(self.patched)) + sum(
-            map(len, self.recent.values())
-        )
+        texts = sum(map(len, self.recent.values())) + sum(map(len, self.views.values()))
+        return _ENTRY_BYTES * (1 + len(self.stored) + len(self.literals) + 3 * len(self.patched)) + texts
 
 
 class KnownSessions:
@@ -113,19 +114,23 @@ class KnownSessions:
         tenant: str,
         session_id: str,
         description: Description,
-        replies: Mapping[int, bytes] = MappingProxyType({}),
+        replies: Mapping[int, NewReply] = MappingProxyType({}),
         digests: Mapping[int, bytes] = MappingProxyType({}),
     ) -> None:
-        """Remember what a finished write has stored. ``replies``: sequence number -> stored bytes; ``digests``: of
-        these.
-        """
+        """Remember what a finished write has stored. ``replies``: by sequence number; ``digests``: of their bytes."""
         known = description.known
         known.stored.update(description.digests)
         known.literals.update(literal.digest for literal in description.literals)
         known.patched.update(description.patched)
         known.stored.update(digests)
-        if recent := {**description.new, **replies}:
-            known.recent = recent if sum(map(len, recent.values())) <= RECENT_BYTES else {}
+        recent, views = dict(description.new), {}
+        for seq, reply in replies.items():
+            recent[seq] = reply.raw
+            if reply.model_raw is not None:
+                views[seq] = reply.model_raw
+        if recent:
+            is_small = sum(map(len, recent.values())) + sum(map(len, views.values())) <= RECENT_BYTES
+            known.recent, known.views = (recent, views) if is_small else ({}, {})
         self.forget(tenant, session_id)
         size = known.size
         self._sessions[tenant, session_id] = known, size
@@ -347,9 +352,14 @@ def _element(
         element = known.patched.get((seq, digest))
         if element is not None and element.shows == shows:
             return element
-        patch = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
+        # The model's own words stand in its view already: a patch of that one need not repeat them.
+        patch = _patch(known.views.get(seq), raw)
+        is_of_model = patch is not None
+        if patch is None:
+            patch = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
         if patch is not None:
-            element = SentMessage(seq, shows, b"", *patch, layer=layer if layer == REPEATS else "")
+            layer = layer if layer == REPEATS else ""
+            element = SentMessage(seq, shows, b"", *patch, layer=layer, is_of_model=is_of_model)
             patched[seq, digest] = element
             return element
     return SentMessage(seq, shows, literal(raw), layer=layer)

@@ -397,8 +397,10 @@ def _bytes_of(
         return None
     if element.prefix < 0:
         return message.raw
-    end = len(message.raw) - element.suffix
-    return message.raw[: element.prefix] + element.middle + message.raw[end:]
+    raw = message.raw
+    if element.is_of_model and message.model_raw is not None:
+        raw = message.model_raw
+    return raw[: element.prefix] + element.middle + raw[len(raw) - element.suffix :]
 
 
 class _Order:

@@ -22,10 +22,13 @@ BLOCK, GROUP = 16, 8
 """Elements per block, and blocks per group. Full blocks and full groups are literals: as long as a prompt's beginning
 stays, calls share them, and a call's own description stays short.
 """
-VERSION = 3
-"""The version of new descriptions: with digests of 8 bytes, runs of patched messages, and numbers for common names."""
+VERSION = 4
+"""The version of new descriptions: a patch may apply to the model's view of a message. Since version 3 digests have 8
+bytes, runs are of patched messages too, and numbers stand for common names.
+"""
 EARLIER = frozenset({1, 2})
 """Versions with digests of 12 bytes and with names."""
+READABLE = EARLIER | {3, VERSION}
 MAX_ELEMENTS = 1_000_000
 """Of a context. A few bytes of an imported description may stand for any number of messages."""
 DIGEST_SIZE = 8
@@ -47,6 +50,7 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     ``seq`` is the stored message (0: none), ``layer`` names what Tersely added. The bytes are those of ``literal``; or
     the stored bytes of ``seq`` with ``middle`` between their first ``prefix`` and their last ``suffix`` bytes
     (``prefix`` -1: the stored bytes alone). ``also``: further stored messages that are part of the element.
+    ``is_of_model``: the patch applies to the model's view of the message, not to the client's.
     """
 
     seq: int
@@ -57,6 +61,7 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     middle: bytes = b""
     layer: str = ""
     also: tuple[int, ...] = ()
+    is_of_model: bool = False
 
 
 class SentContext(msgspec.Struct, frozen=True, array_like=True):
@@ -146,12 +151,12 @@ def checksum(raws: Iterable[bytes], value: int = 0) -> int:
 class _Run:
     """Consecutive stored messages, byte for byte: the first one and how many. Or, with ``suffix`` and ``middle``,
     messages that the same bytes are put into: ``numbers`` are the length of each one's beginning, and how many messages
-    follow it byte for byte.
+    follow it byte for byte. Where the patch applies to the model's views, ``suffix`` is stored as -1 - ``suffix``.
     """
 
     def __init__(self, element: SentMessage) -> None:
         self.start = self.next = element.seq
-        self.patch = None if element.prefix < 0 else (element.middle, element.suffix)
+        self.patch = None if element.prefix < 0 else _patch_of(element)
         self.numbers: list[int] = []
 
     def add(self, element: SentMessage) -> bool:
@@ -161,7 +166,7 @@ class _Run:
         if element.prefix < 0:
             if self.patch is not None:
                 self.numbers[-1] += 1
-        elif self.patch == (element.middle, element.suffix):
+        elif self.patch == _patch_of(element):
             self.numbers += (element.prefix, 0)
         else:
             return False
@@ -172,6 +177,10 @@ class _Run:
         if self.patch is None:
             return {self.start: self.next - self.start}
         return {self.start: [*self.patch, *self.numbers]}
+
+
+def _patch_of(element: SentMessage) -> tuple[bytes, int]:
+    return element.middle, -1 - element.suffix if element.is_of_model else element.suffix
 
 
 def pack(elements: Sequence[SentMessage]) -> bytes:
@@ -226,12 +235,15 @@ def _patched(start: int, run: Sequence[int | bytes]) -> list[SentMessage]:
             pass
         case _:
             raise msgspec.DecodeError("a run of patched messages has bytes, a number, and pairs of numbers")
+    is_of_model = suffix < 0
+    if is_of_model:
+        suffix = -1 - suffix
     found: list[SentMessage] = []
     seq = start
     for prefix, count in zip(numbers[::2], numbers[1::2], strict=True):
         if isinstance(prefix, bytes) or isinstance(count, bytes):
             raise msgspec.DecodeError("a run of patched messages has numbers")
-        found.append(SentMessage(seq, prefix=prefix, suffix=suffix, middle=middle))
+        found.append(SentMessage(seq, prefix=prefix, suffix=suffix, middle=middle, is_of_model=is_of_model))
         found += [SentMessage(each) for each in range(seq + 1, seq + 1 + count)]
         seq += 1 + count
     return found
@@ -305,7 +317,7 @@ def decode(stored: bytes) -> SentContext | None:
     """The inverse of `encode`; None for a description of another version."""
     try:
         sent = _decoder.decode(stored)
-        if sent.version != VERSION and sent.version not in EARLIER:
+        if sent.version not in READABLE:
             return None
         values = {name: getattr(sent, name) for name in SentContext.__struct_fields__}
         dialect, layers = sent.dialect, [(_name_of(name, LAYERS), tokens) for name, tokens in sent.layers]
@@ -368,6 +380,7 @@ def _without_patches(stored: bytes, seqs: Collection[int]) -> bytes | None:
     if not any(each.seq in seqs and each.prefix >= 0 for each in rest):
         return stored
     left = [
-        msgspec.structs.replace(each, prefix=-1, suffix=0, middle=b"") if each.seq in seqs else each for each in rest
+        msgspec.structs.replace(each, prefix=-1, suffix=0, middle=b"", is_of_model=False) if each.seq in seqs else each
+        for each in rest
     ]
     return encode(msgspec.structs.replace(sent, rest=pack(left)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -50,6 +50,7 @@ from tersely.store.commit.records import (
     Attribute,
     CallReport,
     NewEpoch,
+    NewReply,
     ReplyWrite,
     StoredReply,
 )
@@ -194,8 +195,9 @@ class Recorder:
         if stored is None or call.description is None:
             return
         if stored.outcome.is_as_decided and stored.outcome.session_id == session_id:
-            new = {seq: each.raw for seq, each in enumerate(write.replies, stored.first_seq) if stored.first_seq}
-            self._known.learn(tenant, session_id, call.description, new, {seq: digest_of(new[seq]) for seq in new})
+            replies = _numbered(write.replies, stored.first_seq)
+            digests = {seq: digest_of(reply.raw) for seq, reply in replies.items()}
+            self._known.learn(tenant, session_id, call.description, replies, digests)
         else:
             self._known.forget(tenant, session_id)
 
@@ -319,11 +321,11 @@ class Recorder:
         if outcome is None or description is None:
             return
         if outcome.is_as_decided and outcome.session_id == match.session_id:
-            first_seq = stored.first_seq if stored is not None else 0
-            replies = {seq: reply.raw for seq, reply in enumerate(write.replies, first_seq) if first_seq}
+            replies = _numbered(write.replies, stored.first_seq if stored is not None else 0)
             # Many megabytes take their time to be hashed.
             digests = await run_in_thread_if_large(
-                sum(map(len, replies.values())), lambda: {seq: digest_of(raw) for seq, raw in replies.items()}
+                sum(len(reply.raw) for reply in replies.values()),
+                lambda: {seq: digest_of(reply.raw) for seq, reply in replies.items()},
             )
             self._known.learn(tenant, outcome.session_id, description, replies, digests)
         else:
@@ -599,6 +601,11 @@ class Recorder:
                 host=prepared.call.host,
             ),
         )
+
+
+def _numbered(replies: Sequence[NewReply], first_seq: int) -> dict[int, NewReply]:
+    """Return the replies by sequence number; none without the first one's (0)."""
+    return dict(enumerate(replies, first_seq)) if first_seq else {}
 
 
 def _digest_of_tools(prepared: PreparedCall) -> bytes | None:
