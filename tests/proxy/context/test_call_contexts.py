@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tersely.dialects.wire import raw_json
-from tersely.fakellm.scripted import ScriptedReply
+from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tersely.service.context.sent_contexts import body_parts
 from tersely.strategies.presets import STRATEGIES
 from tests.conftest import Database
@@ -250,6 +251,46 @@ async def test_context_of_a_live_call_equals_the_request_to_the_model(
                 assert (await talk.ask(http)).has_ended
                 await noted.note(await session_of(service, talk.name))
         await noted.compare_all()
+
+
+def script_with_tags(received: ReceivedRequest) -> ScriptedReply | None:
+    """Answer each question at some length, and end with a tag that the client does not see."""
+    reply = script(received)
+    if reply is None or not (message := reply.message) or not message["content"]:
+        return reply
+    content = f"{message['content']} {'at some length ' * 8}<terse>{message['content']}</terse>"
+    return replace(reply, message={**message, "content": content})
+
+
+@pytest.mark.parametrize("live_sessions", ["off", "64"])
+@pytest.mark.parametrize("kind", ["chat", "chat stream", "anthropic", "gemini", "responses"])
+async def test_context_with_tags_equals_the_request_to_the_model(
+    store: Database, kind: str, live_sessions: str
+) -> None:
+    """Descriptions refer to the model's views of replies. In chat completions, where a client's echo has its members in
+    the provider's order, they do not repeat the tags.
+    """
+    with (
+        scripted() as model,
+        serve(store, model.url, live_sessions=live_sessions, epoch='{"low": 50000, "high": 90000}') as service,
+    ):
+        model.state.script = script_with_tags
+        talk = Conversation(url=service.url, kind=kind)
+        noted = Recorder(service, model, dialect_of(kind))
+        async with aiohttp.ClientSession(headers={"X-Tersely-Strategy": "slim"}) as http:
+            for _ in range(7):
+                assert (await talk.ask(http)).has_ended
+                await noted.note(await session_of(service, talk.name))
+        # The model sees the tags of its earlier replies.
+        assert b"<terse>the answer" in model.last.body
+        assert await noted.compare_all() == 7
+        rows = await look(
+            service,
+            "SELECT sent AS raw FROM calls WHERE session_id = $1 UNION ALL "
+            "SELECT raw FROM attributes WHERE session_id = $1 AND kind = 'sent'",
+            noted.session,
+        )
+        assert noted.dialect != "openai_chat" or not any(b"<terse>the answer" in row["raw"] for row in rows)
 
 
 @pytest.mark.parametrize("kind", ["chat", "anthropic", "gemini", "responses"])

@@ -18,6 +18,7 @@ from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.wire import raw_json
 from tersely.domain.history.context import LayerReport
 from tersely.store.commit.records import Attribute, NewReply
+from tersely.store.history.differences import Difference, difference
 from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
@@ -33,7 +34,6 @@ from tersely.store.history.sent_contexts import (
     checksum,
     digest_of,
     encode,
-    in_common,
     pack,
     pack_tools,
 )
@@ -117,7 +117,7 @@ class KnownSessions:
         replies: Mapping[int, NewReply] = MappingProxyType({}),
         digests: Mapping[int, bytes] = MappingProxyType({}),
     ) -> None:
-        """Remember what a finished write has stored. ``replies``: by sequence number; ``digests``: of their bytes."""
+        """Remember what a finished write has stored. ``replies``: by sequence number; ``digests``: of their ``raw``."""
         known = description.known
         known.stored.update(description.digests)
         known.literals.update(literal.digest for literal in description.literals)
@@ -352,7 +352,7 @@ def _element(
         element = known.patched.get((seq, digest))
         if element is not None and element.shows == shows:
             return element
-        # The model's own words stand in its view already: a patch of that one need not repeat them.
+        # The model's view has the tags of a reply already: a patch of this view need not repeat them.
         patch = _patch(known.views.get(seq), raw)
         is_of_model = patch is not None
         if patch is None:
@@ -370,16 +370,12 @@ def _same_as_stored(source: MessageSource, known: KnownSession) -> bytes | None:
     return source.raw if known.stored.get(source.seq) == digest_of(source.raw) else None
 
 
-def _patch(stored: bytes | None, raw: bytes) -> tuple[int, int, bytes] | None:
-    """Return the patch that turns ``stored`` into ``raw``: how many of its first and last bytes stay, and the bytes
-    that replace the others. None where a patch saves too little.
-    """
+def _patch(stored: bytes | None, raw: bytes) -> Difference | None:
+    """Return what turns ``stored`` into ``raw``; None where a patch saves too little."""
     if stored is None or len(raw) < MIN_PATCHED:
         return None
-    prefix = in_common(stored, raw)
-    suffix = in_common(stored[prefix:][::-1], raw[prefix:][::-1])
-    middle = raw[prefix : len(raw) - suffix]
-    return None if len(middle) > MAX_MIDDLE else (prefix, suffix, middle)
+    patch = difference(stored, raw)
+    return None if len(patch.middle) > MAX_MIDDLE else patch
 
 
 def _align(elements: Sequence[bytes], sources: Sequence[MessageSource], dialect: str) -> list[MessageSource | None]:

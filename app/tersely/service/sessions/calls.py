@@ -22,6 +22,7 @@ from tersely.service.sessions.call_infos import ALTERED, DELETED, CallInfo, Call
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
+from tersely.store.history.differences import apply_difference
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sent_contexts import (
     MAX_ELEMENTS,
@@ -397,10 +398,9 @@ def _bytes_of(
         return None
     if element.prefix < 0:
         return message.raw
-    raw = message.raw
-    if element.is_of_model and message.model_raw is not None:
-        raw = message.model_raw
-    return raw[: element.prefix] + element.middle + raw[len(raw) - element.suffix :]
+    # A message that was edited may have no model's view any more: then the checksum tells.
+    raw = message.model_raw if element.is_of_model and message.model_raw is not None else message.raw
+    return apply_difference(raw, element.prefix, element.suffix, element.middle)
 
 
 class _Order:

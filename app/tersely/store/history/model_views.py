@@ -7,7 +7,7 @@ where there is too little in common, and in rows of older code. Statements read 
 
 from __future__ import annotations
 
-from tersely.store.history.sent_contexts import in_common, in_common_at_end
+from tersely.store.history.differences import apply_difference, difference
 
 # Columns of `messages` after `model_raw`.
 COLUMNS = ("model_prefix", "model_suffix", "model_middle")
@@ -23,9 +23,7 @@ def columns_of(raw: bytes, model: bytes | None) -> ModelView:
     """Return how the model's view of a message is stored. None: it is the client's."""
     if model is None or max(len(raw), len(model)) > LARGEST:
         return model, None, None, None
-    prefix = in_common(raw, model)
-    suffix = in_common_at_end(raw, model, min(len(raw), len(model)) - prefix)
-    middle = model[prefix : len(model) - suffix]
+    prefix, suffix, middle = difference(raw, model)
     if len(middle) > len(model) - LEAST_SAVED:
         return model, None, None, None
     return None, prefix, suffix, middle
@@ -36,7 +34,7 @@ def view_of(raw: bytes, stored: ModelView) -> bytes | None:
     model, prefix, suffix, middle = stored
     if prefix is None or suffix is None or middle is None:
         return model
-    return raw[:prefix] + middle + raw[len(raw) - suffix :]
+    return apply_difference(raw, prefix, suffix, middle)
 
 
 def model_raw(table: str = "") -> str:

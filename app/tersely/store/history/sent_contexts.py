@@ -14,6 +14,7 @@ from zlib import crc32
 import msgspec
 
 from tersely.store.db.connection import Connection
+from tersely.store.history.differences import apply_difference, difference
 
 KIND = "sent"
 TOOLS_KIND = "sent_tools"
@@ -29,6 +30,7 @@ bytes, runs are of patched messages too, and numbers stand for common names.
 EARLIER = frozenset({1, 2})
 """Versions with digests of 12 bytes and with names."""
 READABLE = EARLIER | {3, VERSION}
+"""The versions that `decode` takes."""
 MAX_ELEMENTS = 1_000_000
 """Of a context. A few bytes of an imported description may stand for any number of messages."""
 DIGEST_SIZE = 8
@@ -180,6 +182,7 @@ class _Run:
 
 
 def _patch_of(element: SentMessage) -> tuple[bytes, int]:
+    """Return what elements of one run have in common: the bytes that are put in, and ``suffix`` as a run stores it."""
     return element.middle, -1 - element.suffix if element.is_of_model else element.suffix
 
 
@@ -259,10 +262,7 @@ def split_group(group: bytes, version: int = VERSION) -> list[bytes]:
 
 def pack_tools(client: bytes, sent: bytes) -> bytes:
     """Return how the tools of a request are made of the client's."""
-    prefix = in_common(client, sent)
-    suffix = in_common_at_end(client, sent, min(len(client), len(sent)) - prefix)
-    middle = sent[prefix : len(sent) - suffix]
-    return _encoder.encode(SentTools(prefix, suffix, middle, crc32(sent)))
+    return _encoder.encode(SentTools(*difference(client, sent), crc32(sent)))
 
 
 def unpack_tools(packed: bytes, client: bytes) -> bytes | None:
@@ -271,32 +271,8 @@ def unpack_tools(packed: bytes, client: bytes) -> bytes | None:
         tools = _tools.decode(packed)
     except msgspec.DecodeError:
         return None
-    sent = client[: tools.prefix] + tools.middle + client[len(client) - tools.suffix :]
+    sent = apply_difference(client, tools.prefix, tools.suffix, tools.middle)
     return sent if crc32(sent) == tools.checksum else None
-
-
-def in_common(one: bytes, other: bytes) -> int:
-    """Return with how many equal bytes both begin."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def in_common_at_end(one: bytes, other: bytes, most: int) -> int:
-    """Return with how many equal bytes both end, at most ``most``."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def encode(sent: SentContext) -> bytes:
