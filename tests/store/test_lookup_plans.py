@@ -133,8 +133,11 @@ OF_ONE_SESSION: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "the newest message": (messages.NEWEST_AT, ("s3",), ""),
     "the last link": (messages.LAST_LINK, ("s3",), ""),
     "the log": (terse.NEWEST_ENTRIES, ("s3", 5, [3]), "seq"),
-    "the messages of turns": (turns.GROUPS, ("s3", 3, 4), "turn"),
-    "the messages of a turn": (turns.OF_TURN, ("s3", 3), "turn"),
+}
+OF_TURNS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "the messages of turns": (turns.GROUPS, ("s3", 3, 4, 7, 11)),
+    "the messages of a turn": (turns.OF_TURN, ("s3", 3, 3, 7, 9)),
+    "the ends of turns": (turns.ENDS, ("s3", [3, 9], [7, 19], [9, 21])),
 }
 
 
@@ -153,7 +156,39 @@ async def test_a_session_is_read_by_its_tail_in_a_database_that_was_never_analys
                 nodes = [
                     n for n in plan_nodes(json.loads(explained)[0]["Plan"]) if n.get("Relation Name") == "messages"
                 ]
-                assert nodes[0]["Index Name"] == ("messages_turn" if column == "turn" else "messages_pkey"), name
+                assert nodes[0]["Index Name"] == "messages_pkey", name
                 assert column in nodes[0]["Index Cond"], (name, nodes[0]["Index Cond"])
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+async def test_turns_are_found_by_sequence_number_and_in_the_index_of_the_others(
+    database: Database, analysed: bool
+) -> None:
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        for fill in (FILL_SESSIONS, FILL_MESSAGES):
+            await connection.execute(fill, TENANT, NOW, 2_000 if analysed else 5)
+        await connection.execute("UPDATE messages SET newest_turn = NULL")
+        if analysed:
+            await connection.execute("ANALYZE")
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL ROLE tersely_app; SET LOCAL app.tenant = '{TENANT}'")
+            for mode in ("force_custom_plan", "force_generic_plan"):
+                await connection.execute(f"SET LOCAL plan_cache_mode = {mode}")
+                for number, (name, (sql, args)) in enumerate(OF_TURNS.items()):
+                    statement = f"{mode}_{number}"
+                    await connection.execute(f"PREPARE {statement} AS {sql}")
+                    values = ", ".join(_literal(each) for each in (TENANT, *args))
+                    explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE {statement} ({values})")
+                    found = {
+                        node["Index Name"]: node["Index Cond"]
+                        for node in plan_nodes(json.loads(explained)[0]["Plan"])
+                        if node.get("Relation Name") == "messages"
+                    }
+                    assert set(found) == {"messages_pkey", "messages_out_of_turn"}, (name, mode)
+                    assert "seq" in found["messages_pkey"], (name, mode)
+                    assert "turn" in found["messages_out_of_turn"], (name, mode)
     finally:
         await connection.close()

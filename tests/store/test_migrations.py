@@ -16,6 +16,7 @@ from tersely.store.db.cluster import LOCATE
 from tersely.store.db.migrations import SCRIPTS, current_revision, known_revisions, migrate
 from tests.conftest import OWNER, Database, Server
 from tests.store.test_distribution import on_cluster, on_one_server
+from tests.store.test_lookup_plans import FILL_MESSAGES, FILL_SESSIONS, NOW
 from tests.support.http import STORED
 from tests.support.services import serve
 from tests.support.upstreams import scripted
@@ -146,6 +147,21 @@ async def test_readers_go_on_while_an_index_of_a_large_table_is_made(empty: Data
     finally:
         await reader.execute("DROP EVENT TRIGGER slow_indexes")
         await reader.close()
+
+
+@on_one_server
+async def test_rows_without_a_newest_turn_say_whether_they_are_older_than_it(empty: Database):
+    await migrate(empty.dsn, "0027")
+    admin = await asyncpg.connect(empty.admin_dsn)
+    try:
+        for number, newest in ((1, 0), (2, -1)):
+            await admin.execute(FILL_SESSIONS.replace("'s'", f"'{number}s'"), "north", NOW, 1)
+            await admin.execute(FILL_MESSAGES.replace("'s'", f"'{number}s'"), "north", NOW, 1)
+            await migrate(empty.dsn)
+            found = await admin.fetch("SELECT DISTINCT newest_turn FROM messages WHERE session_id = $1", f"{number}s1")
+            assert [record["newest_turn"] for record in found] == [newest]
+    finally:
+        await admin.close()
 
 
 @on_cluster

@@ -17,6 +17,7 @@ from tersely.store.commit import transfer, turns
 from tersely.store.db.connection import Database
 from tersely.store.history import packed_log, terse
 from tersely.store.history.packed_log import DERIVED_FROM, LogLine
+from tersely.store.history.turn_rows import LAST_TURN
 from tersely.store.ops import stats
 from tests import conftest
 from tests.store.test_lookup_plans import FILL_SESSIONS
@@ -143,7 +144,7 @@ async def readings(store: Database, session: str, restored: Sequence[int], last_
             pages: list[Any] = []
             after: Any = (0, 0, 0)
             while page := await terse.log_page(
-                connection, TENANT, session, after=after, limit=limit, last_turn=turns.LAST_TURN
+                connection, TENANT, session, after=after, limit=limit, last_turn=LAST_TURN
             ):
                 pages += page
                 after = page[-1][0]

@@ -22,7 +22,7 @@ UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
 # What is stored, without what differs from run to run: ids that are made up, and times.
 TABLES = {
     "messages": "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, call, "
-    "digest, chain, raw, model_raw",
+    "digest, chain, raw, model_raw, newest_turn",
     "calls": "number, turn, model, strategy, epoch, cut, tokens_before, tokens_after, input_tokens, cached_tokens, "
     "output_tokens, status, weight, sent",
     "terse": "turn, seq, number, role, source, text",
@@ -92,10 +92,21 @@ class Clock:
         return self.now + timedelta(microseconds=next(self.ticks))
 
 
+# Of messages in order of their numbers, the newest turn falls at none (`tersely.store.history.turn_rows`).
+FALLING_TURNS = """
+SELECT seq FROM (
+    SELECT seq, coalesce(newest_turn, turn) AS newest, newest_turn,
+        lag(coalesce(newest_turn, turn)) OVER (PARTITION BY tenant_id, session_id ORDER BY seq) AS before
+    FROM messages
+) AS m WHERE newest < before OR newest_turn <= 0
+"""
+
+
 async def stored(database: Database) -> list[Any]:
     """Everything that is stored, session by session in the order in which they were made."""
     connection = await asyncpg.connect(database.admin_dsn)
     try:
+        assert not await connection.fetch(FALLING_TURNS)
         found: list[Any] = []
         for session in await connection.fetch(f"SELECT id, {SESSIONS} FROM sessions ORDER BY created_at, id"):
             found.append(("session", *list(session.values())[1:]))

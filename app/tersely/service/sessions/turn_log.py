@@ -13,11 +13,11 @@ from tersely.domain.history.history import Entry, TerseEntry
 from tersely.service.context.entries import stored_entries
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.commit import turns
-from tersely.store.commit.turns import LAST_TURN
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages, terse
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.packed_log import LogCursor
+from tersely.store.history.turn_rows import LAST_TURN
 from tersely.strategies.summaries.activity_log import derive_terse, ends_turn, first_sentence
 
 # Replies may be large.

@@ -74,18 +74,21 @@ def enter_request(
     entries = zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
     before = decision.follows_seq
     exchange = write.exchange if write.mode == "append" else None
+    newest = newest_turn(state)
     for index, (placed, incoming, raw, tokens) in enumerate(entries):
         if placed.is_new:
             # After a new decision, a message that was taken for known may be new: it was not counted.
             weight = tokens or estimate(len(raw))
             state.tokens += weight
             hidden = write.hidden_parts.get(index, NO_HIDDEN_PARTS)
+            newest = max(newest, placed.turn)
             written_at = write.times[index] if write.times else write.now
             rows.messages.append(
                 (
                     state.id, placed.seq, placed.turn, weight, placed.position, incoming.role, placed.status,
                     write.dialect, True, True, False, None, 0, incoming.digest, None, written_at, raw,
                     *model_views.columns_of(raw, hidden.model_raw), before, exchange,
+                    None if placed.turn == newest else newest,
                 )
             )  # fmt: skip
             rows.terse += _terse(state.id, placed.turn, placed.seq, hidden.terse, written_at)
@@ -130,6 +133,12 @@ def enter_request(
     )
 
 
+def newest_turn(state: SessionCounters) -> int:
+    """Return the newest turn that a message of the session may have."""
+    # A reply to instructions alone belongs to turn 1, which the counter does not count.
+    return state.turns or min(state.last_seq, 1)
+
+
 def _new_question(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> tuple[int, int] | None:
     """Return the sequence numbers of the question's first and last message; None unless the last one is new."""
     answered = decision.answered
@@ -169,6 +178,7 @@ def enter_replies(
     after: float,
 ) -> None:
     """Enter ``replies`` at the end, or between the places ``after`` and ``placement.before``; ``state`` moves on."""
+    newest = newest_turn(state)
     for number, reply in enumerate(replies, start=1):
         if placement.status == "removed":
             reply = structs.replace(reply, raw=b"", model_raw=None, tokens=0, terse=(), state=None, spilled=())  # noqa: PLW2901
@@ -182,6 +192,7 @@ def enter_replies(
                 "superseded" if reply.is_alternative else placement.status, write.request.dialect,
                 reply.chain is not None, True, False, reply.finish, outcome.call, reply.digest, reply.chain, write.now,
                 reply.raw, *model_views.columns_of(reply.raw, reply.model_raw), outcome.answered_seq or None, None,
+                None if outcome.turn >= newest else newest,
             )
         )  # fmt: skip
         enter_parts(reply, write.request.referenced, state.id, state.last_seq, outcome.turn, write.now, rows)

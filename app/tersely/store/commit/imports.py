@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import count
 
 import msgspec
 
 from tersely.store.commit.rows import portions
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import INSERTS, Record, as_arrays
-from tersely.store.history import artifacts, model_views, sessions
+from tersely.store.history import artifacts, model_views, sessions, turn_rows
 from tersely.store.history.artifacts import Artifact
 from tersely.store.history.sessions import Configuration
 
@@ -60,9 +61,9 @@ async def write_import(connection: Connection, tenant: str, session: ImportedSes
     """Store the session. Return False if its id is taken."""
     if not await sessions.add(connection, tenant, session.id, session.parent, session.configuration, now):
         return False
-    await _insert(
-        connection, "messages", tenant, (_message(session.id, n, m) for n, m in enumerate(session.messages, 1))
-    )
+    newest = turn_rows.newest_turns(message.turn for message in session.messages)
+    rows = (_message(session.id, *row) for row in zip(count(1), session.messages, newest, strict=False))
+    await _insert(connection, "messages", tenant, rows)
     numbered = enumerate(session.messages, 1)
     pointers = (artifacts.row(session.id, seq, a, m.created_at) for seq, m in numbered for a in m.artifacts)
     await _insert(connection, "artifacts", tenant, pointers)
@@ -83,7 +84,7 @@ async def _insert(connection: Connection, table: str, tenant: str, rows: Iterabl
         await connection.fetch(INSERTS[table], tenant, *portion)
 
 
-def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[object, ...]:
+def _message(session_id: str, seq: int, message: ImportedMessage, newest_turn: int | None) -> tuple[object, ...]:
     """In the order of the columns of the statement."""
     return (
         session_id,
@@ -106,6 +107,7 @@ def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[objec
         *model_views.columns_of(message.raw, message.model_raw),
         seq - 1,
         None,
+        newest_turn,
     )
 
 

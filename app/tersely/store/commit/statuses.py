@@ -9,7 +9,9 @@ from tersely.store.commit import epochs
 from tersely.store.commit.records import ReplyWrite, RequestOutcome
 from tersely.store.db.connection import Connection
 from tersely.store.db.ranges import END
+from tersely.store.history import turn_rows
 from tersely.store.history.messages import HERE, IS_EXCEPTION
+from tersely.store.history.turn_rows import of_turns
 
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
@@ -32,9 +34,11 @@ SELECT a.status, least(
     ) AS next_position,
     r.call AS current_call, r.broke_off AS current_broke_off
 FROM messages a LEFT JOIN LATERAL (
-    SELECT n.call, coalesce(n.finish IN ('{BROKE_OFF}', '{CLIENT_LEFT}'), false) AS broke_off FROM messages n
-    WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
-        AND n.role = 'assistant' AND n.status = 'live' AND n.client_visible
+    SELECT n.call, coalesce(n.finish IN ('{BROKE_OFF}', '{CLIENT_LEFT}'), false) AS broke_off
+    FROM (
+        SELECT * FROM {of_turns("call, finish, place", "role = 'assistant' AND status = 'live' AND client_visible")}
+    ) AS n
+    WHERE n.place > a.place
         AND (SELECT seq FROM messages
              WHERE {HERE} AND seq > floor(a.place)::bigint AND seq < ceil(n.place)::bigint AND place = seq AND {_WORDS}
              ORDER BY seq LIMIT 1) IS NULL
@@ -42,7 +46,7 @@ FROM messages a LEFT JOIN LATERAL (
              WHERE {HERE} AND {IS_EXCEPTION} AND place > a.place AND place < n.place AND {_WORDS}) IS NULL
     ORDER BY n.call DESC LIMIT 1
 ) AS r ON true
-WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $3
+WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $7
 """
 # The messages of a call are stored after the question that it answers, so they have greater sequence numbers.
 SUPERSEDE_RIVAL = f"""
@@ -69,7 +73,8 @@ async def place_late_reply(
     connection: Connection, tenant: str, write: ReplyWrite, outcome: RequestOutcome, session_id: str
 ) -> ReplyPlacement:
     """Place a reply in a session that changed while the model replied."""
-    row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, outcome.answered_seq)
+    turns = await turn_rows.span(connection, tenant, session_id, outcome.turn, outcome.turn)
+    row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, *turns, outcome.answered_seq)
     neighbours = ReplyNeighbours(**dict(row)) if row else ReplyNeighbours(status=None)
     broke_off = any(reply.finish in INCOMPLETE for reply in write.replies)
     placement = place_reply(neighbours, call=outcome.call, broke_off=broke_off)

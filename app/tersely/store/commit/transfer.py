@@ -17,7 +17,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.times import to_stored_time
 from tersely.store.db.connection import Connection
 from tersely.store.db.statements import TABLES
-from tersely.store.history import artifacts, model_views, packed_log
+from tersely.store.history import artifacts, model_views, packed_log, turn_rows
 from tersely.store.history.artifacts import Artifact
 from tersely.store.history.packed_log import LogCursor, LogLine
 
@@ -64,8 +64,6 @@ SET_PRIORITY = """
 UPDATE messages SET priority = u.priority FROM unnest($3::bigint[], $4::smallint[]) AS u (seq, priority)
 WHERE tenant_id = $1 AND session_id = $2 AND messages.seq = u.seq
 """
-# The greatest number that a turn may have.
-LAST_TURN = 2**31 - 1
 LOG_ROWS = f"""
 SELECT {TABLES["terse"][0]} FROM terse WHERE {HERE} AND (turn, seq, number) > ($3, $4, $5) AND turn <= $7
 ORDER BY turn, seq, number LIMIT $6
@@ -80,6 +78,7 @@ def columns(table: str) -> dict[str, str]:
     names, types = TABLES[table] if table in TABLES else _OTHERS[table]
     found = dict(zip(names.split(", "), types.split(", "), strict=True))
     found.pop("exchange", None)  # the id of a write, of no use to a copy
+    found.pop("newest_turn", None)  # follows from the turns
     if table == "epochs":
         for name in packed_log.COLUMNS:  # a document has all log lines under ``terse``
             del found[name]
@@ -184,7 +183,7 @@ async def _log_page(
     assert isinstance(seq, int)
     assert isinstance(number, int)
     found = await packed_log.page(
-        connection, tenant, session_id, after=(turn, seq, number), limit=limit, last_turn=LAST_TURN,
+        connection, tenant, session_id, after=(turn, seq, number), limit=limit, last_turn=turn_rows.LAST_TURN,
         read_rows=read_rows, read_lines=read_lines,
     )  # fmt: skip
     rows = [{name: write_value(value) for name, value in row.items()} for _, row in found]
@@ -221,7 +220,7 @@ async def restore(
     key, and for such as lack something.
     """
     try:
-        await _insert(connection, tenant, session_id, "messages", [_with_difference(row) for row in stored])
+        await _insert(connection, tenant, session_id, "messages", _as_stored(stored))
         marked = [row for row in stored if row["priority"] != 50]
         if marked:
             priorities = [row["priority"] for row in marked]
@@ -240,15 +239,26 @@ async def restore(
         raise InvalidRequest("the document has duplicate rows, or rows are missing", field="tersely") from error
 
 
-def _with_difference(row: TableRow) -> TableRow:
-    """Return a message's row as it is stored."""
+def _as_stored(messages: Sequence[TableRow]) -> list[TableRow]:
+    """Return the rows of messages with what follows from their content and their turns."""
     names = ("model_raw", *model_views.COLUMNS)
-    view = model_views.columns_of(row["raw"], row["model_raw"])
-    return {**row, **dict(zip(names, view, strict=True)), "chain": None}
+    rows = sorted(messages, key=lambda row: row["seq"])
+    newest = turn_rows.newest_turns(row["turn"] for row in rows)
+    return [
+        {
+            **row,
+            **dict(zip(names, model_views.columns_of(row["raw"], row["model_raw"]), strict=True)),
+            "chain": None,
+            "newest_turn": newest_turn,
+        }
+        for row, newest_turn in zip(rows, newest, strict=True)
+    ]
 
 
 async def _insert(connection: Connection, tenant: str, session_id: str, table: str, rows: Sequence[TableRow]) -> None:
     kinds = columns(table)
+    if table == "messages":
+        kinds["newest_turn"] = "integer"
     arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(kinds.values(), 3))
     names = ", ".join(("tenant_id", "session_id", *kinds))
     # Citus takes this under row-level security only with RETURNING.

@@ -11,15 +11,17 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+from asyncpg import Record
 from msgspec import structs
 
 from tersely.domain.history.history import Epoch, Status
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection
-from tersely.store.history import artifacts, packed_log, sent_contexts
+from tersely.store.history import artifacts, packed_log, sent_contexts, turn_rows
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sessions import COLUMNS, read_epoch, session_from, write_epoch
+from tersely.store.history.turn_rows import of_each_turn, of_turns
 from tersely.store.notes import daily_memory as memory
 from tersely.store.notes import states, summaries
 from tersely.store.ops import shadows
@@ -29,34 +31,27 @@ HiddenStatus = Literal["dropped", "undone"]
 # First and last sequence number.
 
 HERE = "tenant_id = $1 AND session_id = $2"
-# The condition of the index of turns (see `messages_turn`).
-BY_TURN = f"{HERE} AND turn + 0 IS NOT NULL"
-# The greatest number that a turn may have. A range with one end would be planned as a scan of all messages.
-LAST_TURN = 2**31 - 1
 LIVE_SEQS = f"""
-SELECT seq FROM messages
-WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible
+SELECT seq FROM {of_turns("seq", "turn > 0 AND status = 'live' AND model_visible")}
 """
 OF_MESSAGES = f"""
 SELECT seq, turn FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) AND turn > 0 AND status = 'live'
   AND client_visible
 """
 ENDS = f"""
-SELECT turn, min(seq) AS first_seq, max(seq) AS last_seq FROM messages
-WHERE {BY_TURN} AND turn = ANY($3::int[]) AND turn > 0 AND status = 'live' AND model_visible AND client_visible
+SELECT turn, min(seq) AS first_seq, max(seq) AS last_seq
+FROM {of_each_turn("turn, seq", "turn > 0 AND status = 'live' AND model_visible AND client_visible")}
 GROUP BY turn
 """
 LIVE_TURNS = f"""
-SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
+SELECT DISTINCT turn FROM {of_turns("turn", "turn > 0 AND status = 'live'")}
 """
-FIRST_LIVE_TURNS = f"""
-SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND {LAST_TURN} AND status = 'live'
-ORDER BY turn LIMIT $4
-"""
+NEWEST_TURN = "SELECT turns FROM sessions WHERE tenant_id = $1 AND id = $2"
 GROUPS = f"""
 SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
     min(created_at) AS created_at, max(created_at) AS updated_at
-FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 GROUP BY turn, status ORDER BY turn
+FROM {of_turns("turn, status, seq, tokens, created_at", "turn > 0")}
+GROUP BY turn, status ORDER BY turn
 """
 # A call belongs to the turn that it was made for.
 USAGE = f"""
@@ -70,16 +65,13 @@ TERSE = f"""
 SELECT turn, seq, number, text FROM terse WHERE {HERE} AND turn BETWEEN $3 AND $4 ORDER BY turn, seq, number
 """
 LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE"
-OF_TURN = f"SELECT seq, turn, status, tokens, place FROM messages WHERE {BY_TURN} AND turn = $3"
+OF_TURN = f"SELECT seq, status, tokens, model_visible FROM {of_turns('seq, status, tokens, model_visible')}"
 # With its turn, a message that was hidden from the model alone is hidden from everybody.
-HIDE = f"""
-UPDATE messages SET status = $4, model_visible = true
-WHERE {BY_TURN} AND turn = $3 AND (status = 'live' OR (status = 'dropped' AND NOT model_visible))
-"""
+HIDE = f"UPDATE messages SET status = $4, model_visible = true WHERE {HERE} AND seq = ANY($3::bigint[])"
 WITHOUT_DIFFERENCE = "model_prefix = NULL, model_suffix = NULL, model_middle = NULL"
 REMOVE = f"""
 UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, {WITHOUT_DIFFERENCE}, tokens = 0
-WHERE {BY_TURN} AND turn = $3
+WHERE {HERE} AND seq = ANY($3::bigint[])
 """
 REPLACE = f"""
 UPDATE messages SET raw = $4, model_raw = $5, {WITHOUT_DIFFERENCE}, tokens = $6 WHERE {HERE} AND seq = $3
@@ -132,7 +124,8 @@ PRECEDENCE: tuple[Status, ...] = ("live", "dropped", "undone", "superseded", "re
 
 async def live_seqs(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
     """Return the live messages of the turns ``first`` to ``last``, in order."""
-    found = await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))
+    turns = await turn_rows.span(connection, tenant, session_id, first, last)
+    found = await connection.fetch(LIVE_SEQS, tenant, session_id, *turns)
     return sorted(record["seq"] for record in found)
 
 
@@ -146,26 +139,34 @@ async def ends(
     connection: Connection, tenant: str, session_id: str, numbers: Sequence[int]
 ) -> dict[int, tuple[int, int]]:
     """Turn -> the sequence numbers of its first and last live message that both client and model know of."""
-    records = await connection.fetch(ENDS, tenant, session_id, list(numbers))
+    turns = await turn_rows.spans(connection, tenant, session_id, numbers)
+    records = await connection.fetch(ENDS, tenant, session_id, *turns)
     return {record["turn"]: (record["first_seq"], record["last_seq"]) for record in records}
 
 
 async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
     """Return which of the turns ``first`` to ``last`` have live messages."""
-    return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, first, _int4(last))]
+    turns = await turn_rows.span(connection, tenant, session_id, first, last)
+    return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, *turns)]
 
 
 async def first_live_turns(
     connection: Connection, tenant: str, session_id: str, *, since: int, limit: int
 ) -> list[int]:
     """Return the first turns with live messages from the turn ``since`` on, in order."""
-    records = await connection.fetch(FIRST_LIVE_TURNS, tenant, session_id, since, limit)
-    return [record["turn"] for record in records]
+    newest = await connection.fetchval(NEWEST_TURN, tenant, session_id) or 0
+    found: list[int] = []
+    width = limit
+    while len(found) < limit and since <= newest:
+        found += sorted(await live_turns(connection, tenant, session_id, since, since + width - 1))
+        since, width = since + width, 2 * width
+    return found[:limit]
 
 
 async def between(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[TurnRow]:
     """Return the turns ``first`` to ``last``, in order, removed ones left out."""
-    arguments = (tenant, session_id, first, _int4(last))
+    turns = await turn_rows.span(connection, tenant, session_id, first, last)
+    arguments = (tenant, session_id, *turns[:2])
     usage = {r["turn"]: _usage(dict(r)) for r in await connection.fetch(USAGE, *arguments)}
     terse: dict[int, list[str]] = {}
     records = await connection.fetch(TERSE, *arguments)
@@ -174,7 +175,7 @@ async def between(connection: Connection, tenant: str, session_id: str, first: i
     for (turn, _, _), text in packed_log.merge(lines):
         terse.setdefault(turn, []).append(text)
     best: dict[int, dict[str, Any]] = {}
-    for record in await connection.fetch(GROUPS, *arguments):
+    for record in await connection.fetch(GROUPS, tenant, session_id, *turns):
         row = dict(record)
         known = best.get(row["turn"])
         if known is None or _rank(row["status"]) < _rank(known["status"]):
@@ -184,10 +185,6 @@ async def between(connection: Connection, tenant: str, session_id: str, first: i
         for turn, row in sorted(best.items())
         if row["status"] != "removed"
     ]
-
-
-def _int4(value: int) -> int:
-    return min(value, LAST_TURN)
 
 
 def _rank(status: object) -> int:
@@ -211,11 +208,12 @@ async def hide(
 
     Their memory entries are deleted. Return the ranges of these, to be summarised anew.
     """
-    rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
+    rows = await _rows_of(connection, tenant, session.id, turn)
     live = [row["seq"] for row in rows if row["status"] == "live"]
     if not live:
         return None
-    await connection.execute(HIDE, tenant, session.id, turn, status)
+    hidden = [row["seq"] for row in rows if row["status"] == "dropped" and not row["model_visible"]]
+    await connection.execute(HIDE, tenant, session.id, [*live, *hidden], status)
     await states.forget_rebuilt(connection, tenant, session.id, min(live))
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
     plan = _without(session.plan, live, before_cut) if session.plan else None
@@ -231,17 +229,22 @@ async def remove(
     Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood. Return the
     ranges of the deleted memory entries, to be summarised anew.
     """
-    rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
+    rows = await _rows_of(connection, tenant, session.id, turn)
     if all(row["status"] == "removed" for row in rows):
         return None
     seqs = [row["seq"] for row in rows]
-    await connection.execute(REMOVE, tenant, session.id, turn)
+    await connection.execute(REMOVE, tenant, session.id, seqs)
     await connection.execute(FORGET_TERSE, tenant, session.id, turn)
     await packed_log.forget(connection, tenant, session.id, turn=turn)
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
     return await _forget_quotes(
         connection, tenant, session, seqs, sum(row["tokens"] for row in rows), before_cut=before_cut, now=now
     )
+
+
+async def _rows_of(connection: Connection, tenant: str, session_id: str, turn: int) -> list[Record]:
+    turns = await turn_rows.span(connection, tenant, session_id, turn, turn)
+    return await connection.fetch(OF_TURN, tenant, session_id, *turns)
 
 
 async def replace_content(

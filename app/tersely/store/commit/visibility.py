@@ -14,15 +14,17 @@ from msgspec import structs
 
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session
-from tersely.store.commit.turns import BY_TURN, set_edited
+from tersely.store.commit.turns import set_edited
 from tersely.store.db.connection import Connection
+from tersely.store.history import turn_rows
+from tersely.store.history.turn_rows import of_turns
 from tersely.store.notes import daily_memory as memory
 from tersely.store.notes import states
 
 HERE = "tenant_id = $1 AND session_id = $2"
 # What the turn's messages are to whoever may change it: live, or hidden from the model alone.
 CHANGEABLE = "(status = 'live' OR (status = 'dropped' AND NOT model_visible))"
-OF_TURN = f"SELECT seq FROM messages WHERE {BY_TURN} AND turn = $3 AND {CHANGEABLE} ORDER BY seq"
+OF_TURN = f"SELECT seq FROM {of_turns('seq', CHANGEABLE)} ORDER BY seq"
 HIDE = f"""
 UPDATE messages SET status = 'dropped', model_visible = false
 WHERE {HERE} AND seq = ANY($3::bigint[]) AND status = 'live' RETURNING seq, tokens, pinned
@@ -40,7 +42,8 @@ SELECT call > 0 AND chain IS NULL AND NOT client_visible FROM messages WHERE {HE
 
 async def of_turn(connection: Connection, tenant: str, session_id: str, turn: int) -> list[int]:
     """Return the messages of a turn that are live or hidden from the model alone, in order."""
-    return [record["seq"] for record in await connection.fetch(OF_TURN, tenant, session_id, turn)]
+    turns = await turn_rows.span(connection, tenant, session_id, turn, turn)
+    return [record["seq"] for record in await connection.fetch(OF_TURN, tenant, session_id, *turns)]
 
 
 async def is_tersely_traffic(connection: Connection, tenant: str, session_id: str, seq: int) -> bool:

@@ -32,9 +32,10 @@ NEW = {"parent": "text", "client_id": "text", "strategy": "text", "epoch_policy"
 TABLES: dict[str, tuple[str, str]] = {
     "messages": (
         "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, "
-        "call, digest, chain, created_at, raw, model_raw, model_prefix, model_suffix, model_middle, follows, exchange",
+        "call, digest, chain, created_at, raw, model_raw, model_prefix, model_suffix, model_middle, follows, exchange, "
+        "newest_turn",
         "bigint, integer, integer, float8, text, text, text, boolean, boolean, boolean, text, "
-        "bigint, bytea, bytea, timestamptz, bytea, bytea, integer, integer, bytea, bigint, text",
+        "bigint, bytea, bytea, timestamptz, bytea, bytea, integer, integer, bytea, bigint, text, integer",
     ),
     "reply_ids": ("seq, id, keeper, usage, conversation", "bigint, text, text, bytea, text"),
     "terse": (

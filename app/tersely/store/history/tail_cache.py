@@ -64,7 +64,7 @@ def appended(before: CachedTail | None, session: Session, records: Iterable[Reco
 def row_of(record: Record) -> TailRow:
     (
         _, seq, turn, tokens, position, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
-        created_at, raw, *model_view, follows, _,
+        created_at, raw, *model_view, follows, _, _,
     ) = record  # fmt: skip
     row = StoredLink(
         seq=seq, position=position, turn=turn, tokens=tokens, role=role, status=status, digest=digest,

@@ -17,7 +17,9 @@ from asyncpg import Record
 from tersely.domain.history.history import Epoch, Summary, SummarySource
 from tersely.domain.history.runs import Run
 from tersely.store.db.connection import Connection
+from tersely.store.history import turn_rows
 from tersely.store.history.messages import FULL, HERE, IS_EXCEPTION, StoredMessage, fetch_messages
+from tersely.store.history.turn_rows import of_turns
 
 
 def _basis(first: str, last: str) -> str:
@@ -116,11 +118,9 @@ SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM (
 ) AS shown
 WHERE NOT seq = ANY($6::bigint[]) AND status = 'live' AND model_visible AND turn > 0
 """
-# The conditions on `turn` are those of the index of turns (see `messages_turn`).
-LAST_TURN_BEGINS = f"""
-SELECT min(seq) FROM messages
-WHERE {HERE} AND turn + 0 IS NOT NULL AND status = 'live' AND turn = (
-    SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1)
+LAST_TURN = f"SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1"
+BEGINNING_OF_TURN = f"""
+SELECT min(seq) FROM {of_turns("seq", "status = 'live'")}
 """
 LAST_CALL = f"""
 SELECT model, host, (
@@ -278,7 +278,11 @@ async def size_of_runs(connection: Connection, tenant: str, session_id: str, run
 
 async def last_turn_begins(connection: Connection, tenant: str, session_id: str) -> int:
     """Return the first sequence number of the last live turn; 1 if there is none."""
-    return await connection.fetchval(LAST_TURN_BEGINS, tenant, session_id) or 1
+    turn = await connection.fetchval(LAST_TURN, tenant, session_id)
+    if turn is None:
+        return 1
+    turns = await turn_rows.span(connection, tenant, session_id, turn, turn)
+    return await connection.fetchval(BEGINNING_OF_TURN, tenant, session_id, *turns) or 1
 
 
 async def last_call(connection: Connection, tenant: str, session_id: str) -> LastCall:
