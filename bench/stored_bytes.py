@@ -1,8 +1,8 @@
 """Measure how many bytes Postgres holds for a message, besides the message itself.
 
-`python -m bench.stored_bytes [--messages 6000]`: messages are appended through REST, then as many calls go through the
-proxy. The bytes of all tables and their indexes are counted before and after; empty tables and the files' beginnings
-are in both counts. The search index is counted apart: it is built in the background.
+`python -m bench.stored_bytes [--messages 6000]`: messages are appended through REST, then calls go through the proxy
+that add as many, in three dialects. The bytes of all tables and their indexes are counted before and after; empty
+tables and the files' beginnings are in both counts. The search index is counted apart: it is built in the background.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import asyncio
 import shlex
 import sys
 import time
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -79,12 +80,20 @@ def append(server: Server, count: int, seed: str) -> None:
             api.post(f"/api/sessions/{session}/messages", {"dialect": "openai_chat", "messages": batch})
 
 
-def call(server: Server, count: int, seed: str) -> None:
-    """Make calls of a few long conversations; each adds a question and a reply."""
+def call(server: Server, count: int, seed: str, *, plan: str = "grid4k") -> None:
+    """Make calls of a few long conversations; each adds a question and a reply. ``plan``: see `bench.run.play`."""
     more = ["--stream", "no", "--requests", str(count // 2)]
-    figures = play(server, "grid4k", connections=CONNECTIONS, seed=seed, more=more)
+    figures = play(server, plan, connections=CONNECTIONS, seed=seed, more=more)
     if figures["errors"]:
         raise RuntimeError(str(figures["examples"]))
+
+
+KINDS: Final = {
+    "appended through REST": append,
+    "calls through the proxy": call,
+    "calls in Anthropic's format": partial(call, plan="a-grid4k"),
+    "calls that name the last response": partial(call, plan="r-grid4k"),
+}
 
 
 def row(what: str, before: Stored, after: Stored) -> dict[str, Any]:
@@ -114,7 +123,7 @@ def main() -> None:
         started.append(servers.upstream(scratch))
         started.append(servers.tersely(started[0], scratch))
         server = started[1]
-        for what, work in (("appended through REST", append), ("calls through the proxy", call)):
+        for what, work in KINDS.items():
             work(server, args.messages, "warm")
             before = read_settled(server)
             work(server, args.messages, "counted")

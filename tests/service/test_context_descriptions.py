@@ -19,6 +19,7 @@ from tersely.service.context.sent_contexts import (
     describe_added,
 )
 from tersely.store.commit.records import NewReply
+from tersely.store.history.patches import apply_patch
 from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
@@ -60,11 +61,21 @@ def elements_of(description: Description, literals: dict[bytes, bytes]) -> list[
     return [each for block in (*blocks, *sent.blocks) for each in unpack(literals[block])] + unpack(sent.rest)
 
 
-@pytest.mark.parametrize("run", [10**12, [b"", 0, 1, 10**12], [b"", 0, *[1, 400_000] * 3]])
-def test_a_few_bytes_do_not_stand_for_very_many_messages(run: Any) -> None:
+@pytest.mark.parametrize(
+    ("version", "run"),
+    [
+        (5, 10**12),
+        (5, [[0, 1], False, [10**12]]),
+        (5, [[0, 1], False, [400_000] * 3]),
+        (4, 10**12),
+        (4, [b"", 0, 1, 10**12]),
+        (4, [b"", 0, *[1, 400_000] * 3]),
+    ],
+)
+def test_a_few_bytes_do_not_stand_for_very_many_messages(version: int, run: Any) -> None:
     for elements in ([{1: run}], [{1: 10, 20: run}]):
         with pytest.raises(msgspec.DecodeError, match="more than"):
-            unpack(msgspec.msgpack.encode(elements))
+            unpack(msgspec.msgpack.encode(elements), version=version)
 
 
 @given(st.lists(st.integers(1, 2 * BLOCK), min_size=1, max_size=30), st.integers(0, 3))
@@ -117,9 +128,7 @@ elements = st.one_of(
     st.builds(
         SentMessage,
         st.integers(1, 9),
-        prefix=st.integers(0, 3),
-        suffix=st.integers(0, 1),
-        middle=st.sampled_from([b"", b"x"]),
+        patch=st.sampled_from([(0, 3), (0, -3, b"x", -1, 0), (b"x",), (-4, 2**40, 5, 0)]),
         is_of_model=st.booleans(),
     ),
     st.builds(
@@ -127,7 +136,7 @@ elements = st.one_of(
         st.integers(0, 9),
         shows=st.sampled_from([0, SHORTENED, ADDED]),
         literal=st.sampled_from([b"", b"12345678"]),
-        prefix=st.integers(-1, 2),
+        patch=st.sampled_from([(), (b"x", 1, -1)]),
         layer=st.sampled_from(["", "repeats"]),
         also=st.sampled_from([(), (3, 4)]),
     ),
@@ -138,9 +147,7 @@ elements = st.one_of(
 def test_packed_elements_come_back_as_they_were(given_elements: list[SentMessage], first: int) -> None:
     assert unpack(pack(given_elements)) == given_elements
     in_order = [
-        SentMessage(
-            first + at, prefix=each.prefix, suffix=each.suffix, middle=each.middle, is_of_model=each.is_of_model
-        )
+        SentMessage(first + at, patch=each.patch, is_of_model=each.is_of_model and bool(each.patch))
         for at, each in enumerate(given_elements)
     ]
     assert unpack(pack(in_order)) == in_order
@@ -148,10 +155,10 @@ def test_packed_elements_come_back_as_they_were(given_elements: list[SentMessage
 
 def test_messages_that_take_the_same_patch_are_one_short_entry() -> None:
     """A client sends each reply in its own spelling: every second message takes a patch."""
-    sent = [SentMessage(200 + n, prefix=-1 if n % 2 else 630 + n % 3, suffix=0 if n % 2 else 1) for n in range(BLOCK)]
+    sent = [SentMessage(200 + n, patch=() if n % 2 else (0, -34, -1, 0)) for n in range(BLOCK)]
     packed = pack(sent)
     assert unpack(packed) == sent
-    assert len(packed) < 45
+    assert len(packed) < 25
 
 
 def test_replies_with_their_own_tags_put_back_are_one_short_entry() -> None:
@@ -179,9 +186,9 @@ def test_replies_with_their_own_tags_put_back_are_one_short_entry() -> None:
         assert reply.model_raw is not None
         last = rest[-1]
         assert last.is_of_model
-        assert reply.model_raw[: last.prefix] + last.middle + reply.model_raw[-last.suffix :] == echo.raw
+        assert apply_patch(reply.model_raw, last.patch) == echo.raw
         assert b"terse" not in found.sent
-    assert len(pack(rest)) < 30
+    assert len(pack(rest)) < 24
 
 
 def test_model_views_are_remembered_within_the_same_bounds() -> None:
@@ -194,12 +201,26 @@ def test_model_views_are_remembered_within_the_same_bounds() -> None:
         assert len(known.get("t", "s", 0).views) == kept
 
 
+NO_ELEMENTS: list[Any] = [[{1: []}], [{1: [1, 1]}], [None], [[1, 0, b"", "x"]]]
+
+
 @pytest.mark.parametrize(
-    "packed", [b"\x91\x81\x01\x90", b"\x91\x81\x01\x92\x01\x01", b"\x91\x81\x01\x93\xc4\x00\x01\x01", b"\x91\xc0"]
+    ("version", "elements"),
+    [
+        *[(4, each) for each in NO_ELEMENTS],
+        *[(5, each) for each in NO_ELEMENTS],
+        (4, [{1: [b"", 1, 1]}]),
+        (4, [{1: [b"", 1, b"", 1]}]),
+        (5, [{1: [b"", 0, 1, 1]}]),
+        (5, [{1: [[1], False, [1]]}]),
+        (5, [{1: [[b"x", 1, b"x", 1], False, [1]]}]),
+        (5, [[1, 0, b"", [1]]]),
+        (5, [[1, 0, b"", 3]]),
+    ],
 )
-def test_other_bytes_are_no_elements(packed: bytes) -> None:
+def test_other_bytes_are_no_elements(version: int, elements: Any) -> None:
     with pytest.raises(msgspec.DecodeError):
-        unpack(packed)
+        unpack(msgspec.msgpack.encode(elements), version=version)
 
 
 def description(version: int, **more: Any) -> SentContext:
@@ -208,23 +229,47 @@ def description(version: int, **more: Any) -> SentContext:
     return SentContext(version=version, **values | fields | {"dialect": "anthropic"} | more)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_descriptions_of_all_versions_are_read(version: int) -> None:
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_descriptions_with_numbers_for_names_are_read(version: int) -> None:
     for more in ({}, {"dialect": "another"}, {"groups": (b"g" * 8, b"h" * 8), "rounds": (1, 2)}):
         sent = description(version, **more)
         assert decode(encode(sent)) == sent
 
 
 def test_description_of_an_earlier_version_is_what_it_was() -> None:
-    earlier = (
+    first = (
         b"\x9b\x01\xa9anthropic\x90\xc4\x04\x91\x81\x01\x01\xc4\x00"
         b"\x92\x92\xa4tail\x09\x92\xaba new layer\x02\x90\x05\x01\xc4\x01=\x90"
     )
-    assert decode(earlier) == description(1)
-    assert encode(description(1)) == earlier
+    assert decode(first) == description(1)
     # The first descriptions lacked the members at the end.
-    assert decode(b"\x99" + earlier[1:-4]) == description(1, tools=b"")
-    assert len(encode(description(3))) < len(earlier)
+    assert decode(b"\x99" + first[1:-4]) == description(1, tools=b"")
+    assert len(encode(description(3))) < len(first)
+
+
+def test_elements_of_an_earlier_version_are_what_they_were() -> None:
+    packed = (
+        b"\x97\x81\x01\x01\x81\x02\x94\xc4\x00\x01\xcd\x02X\x01\x81\x04\x94\xc4\x01x\x02\x00\x00"
+        b"\x81\x05\x96\xc4\x01x\xff\x07\x01\t\x00\x99\x08\x01\xc4\x00\x03\x04\xc4\x03cut\xa7repeats\x90\xc2"
+        b"\x99\t\x01\xc4\x0812345678\xff\x00\xc4\x00\xa4tail\x92\n\x0b\xc2\x99\x00\x02\xc4\x0887654321\xff\x00"
+        b"\xc4\x00\xa0\x90\xc2"
+    )
+    sent = decode(
+        b"\x9b\x04\x02\x90\xc4f" + packed + b"\xc4\x00\x92\x92\x02\t\x92\xaba new layer\x02\x90\x05\n\xc4\x01=\x90"
+    )
+    assert sent == description(4, rest=packed, count=10)
+    assert unpack(packed, version=4) == [
+        SentMessage(1),
+        SentMessage(2, patch=(0, 600, b"", -1, 0)),
+        SentMessage(3),
+        SentMessage(4, patch=(b"x", -2, 0)),
+        SentMessage(5, patch=(0, 7, b"x"), is_of_model=True),
+        SentMessage(6),
+        SentMessage(7, patch=(0, 9, b"x"), is_of_model=True),
+        SentMessage(8, SHORTENED, patch=(0, 3, b"cut", -4, 0), layer="repeats"),
+        SentMessage(9, SHORTENED, b"12345678", layer="tail", also=(10, 11)),
+        SentMessage(0, ADDED, b"87654321"),
+    ]
 
 
 def test_groups_of_earlier_versions_have_longer_digests() -> None:
@@ -235,14 +280,20 @@ def test_groups_of_earlier_versions_have_longer_digests() -> None:
 
 
 def test_a_description_of_a_version_to_come_is_not_read() -> None:
-    assert decode(encode(description(5))) is None
+    assert decode(encode(description(6))) is None
     assert decode(b"\xc1") is None
 
 
-@pytest.mark.parametrize("version", [1, 3, 4])
-def test_messages_that_were_stored_elsewhere_are_renumbered(version: int) -> None:
-    rest = [SentMessage(4, prefix=2, suffix=1), SentMessage(5), SentMessage(6)]
-    moved = decode(renumber(encode(description(version, rest=pack(rest))), {5: 7, 6: 8}))
-    assert moved is not None
-    assert unpack(moved.rest) == [rest[0], SentMessage(7), SentMessage(8)]
-    assert moved.version == version
+def test_messages_that_were_stored_elsewhere_are_renumbered() -> None:
+    rest = [SentMessage(4, patch=(0, 2, -1, 0)), SentMessage(5), SentMessage(6)]
+    for version, packed in ((5, pack(rest)), (4, b"\x91\x81\x04\x94\xc4\x00\x01\x02\x02")):
+        moved = decode(renumber(encode(description(version, rest=packed)), {5: 7, 6: 8}))
+        assert moved is not None
+        found = unpack(moved.rest)
+        assert [each.seq for each in found] == [4, 7, 8]
+        assert [apply_patch(b"abcdef", each.patch) for each in found if each.patch] == [b"abf"]
+
+
+def test_blocks_of_an_earlier_version_are_not_taken_for_new_ones() -> None:
+    stored = encode(description(4, blocks=(b"b" * 8,)))
+    assert renumber(stored, {1: 2}) == stored

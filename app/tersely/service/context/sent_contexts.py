@@ -18,7 +18,7 @@ from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.wire import raw_json
 from tersely.domain.history.context import LayerReport
 from tersely.store.commit.records import Attribute, NewReply
-from tersely.store.history.differences import Difference, difference
+from tersely.store.history.patches import Patch, find_patch, size_of
 from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
@@ -48,8 +48,8 @@ MEMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 MIN_PATCHED = 64
 """Bytes; a shorter element is a literal rather than a patch."""
-MAX_MIDDLE = 256
-"""Bytes; a longer difference makes the whole element a literal."""
+MAX_PATCH = 256
+"""Bytes; an element that takes a larger patch is a literal: calls repeat their newest patches."""
 MAX_KNOWN = 20_000
 RECENT_BYTES = 64 * 1024
 """Most bytes of the newest messages of one session that are kept; of larger ones only the digests are."""
@@ -359,7 +359,7 @@ def _element(
             patch = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
         if patch is not None:
             layer = layer if layer == REPEATS else ""
-            element = SentMessage(seq, shows, b"", *patch, layer=layer, is_of_model=is_of_model)
+            element = SentMessage(seq, shows, patch=patch, layer=layer, is_of_model=is_of_model)
             patched[seq, digest] = element
             return element
     return SentMessage(seq, shows, literal(raw), layer=layer)
@@ -370,12 +370,12 @@ def _same_as_stored(source: MessageSource, known: KnownSession) -> bytes | None:
     return source.raw if known.stored.get(source.seq) == digest_of(source.raw) else None
 
 
-def _patch(stored: bytes | None, raw: bytes) -> Difference | None:
+def _patch(stored: bytes | None, raw: bytes) -> Patch | None:
     """Return what turns ``stored`` into ``raw``; None where a patch saves too little."""
     if stored is None or len(raw) < MIN_PATCHED:
         return None
-    patch = difference(stored, raw)
-    return None if len(patch.middle) > MAX_MIDDLE else patch
+    patch = find_patch(stored, raw)
+    return None if size_of(patch) > MAX_PATCH else patch
 
 
 def _align(elements: Sequence[bytes], sources: Sequence[MessageSource], dialect: str) -> list[MessageSource | None]:

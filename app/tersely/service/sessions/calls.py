@@ -22,8 +22,8 @@ from tersely.service.sessions.call_infos import ALTERED, DELETED, CallInfo, Call
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
-from tersely.store.history.differences import apply_difference
 from tersely.store.history.messages import StoredMessage
+from tersely.store.history.patches import apply_patch
 from tersely.store.history.sent_contexts import (
     MAX_ELEMENTS,
     SHORTENED,
@@ -349,7 +349,7 @@ async def _elements(
             return None
     elements: list[SentMessage] = []
     for packed in (*(found[block] for block in (*grouped, *sent.blocks)), sent.rest):
-        elements += unpack(packed, MAX_ELEMENTS - len(elements))
+        elements += unpack(packed, MAX_ELEMENTS - len(elements), version=sent.version)
     return elements, found
 
 
@@ -371,7 +371,10 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
     )
     seqs = list(dict.fromkeys(each.seq for each in elements if each.seq and not each.literal))
     stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
-    raws = [_bytes_of(each, stored, found) for each in elements]
+    try:
+        raws = [_bytes_of(each, stored, found) for each in elements]
+    except ValueError:  # a patch of an imported description that is too large
+        return _RebuiltContext(dialect=sent.dialect, reason=ALTERED, rounds=sent.rounds)
     whole = [raw for raw in raws if raw is not None]
     reason = None
     if len(whole) != len(raws):
@@ -396,11 +399,11 @@ def _bytes_of(
     message = stored.get(element.seq)
     if message is None or message.status == "removed":
         return None
-    if element.prefix < 0:
+    if not element.patch:
         return message.raw
     # A message that was edited may have no model's view any more: then the checksum tells.
     raw = message.model_raw if element.is_of_model and message.model_raw is not None else message.raw
-    return apply_difference(raw, element.prefix, element.suffix, element.middle)
+    return apply_patch(raw, element.patch)
 
 
 class _Order:

@@ -7,14 +7,16 @@ client's other spelling of a message) is a literal: a row of ``attributes``, sto
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
+from msgspec import structs
 
 from tersely.store.db.connection import Connection
 from tersely.store.history.differences import apply_difference, difference
+from tersely.store.history.patches import Patch, is_patch
 
 KIND = "sent"
 TOOLS_KIND = "sent_tools"
@@ -23,13 +25,14 @@ BLOCK, GROUP = 16, 8
 """Elements per block, and blocks per group. Full blocks and full groups are literals: as long as a prompt's beginning
 stays, calls share them, and a call's own description stays short.
 """
-VERSION = 4
-"""The version of new descriptions: a patch may apply to the model's view of a message. Since version 3 digests have 8
-bytes, runs are of patched messages too, and numbers stand for common names.
+VERSION = 5
+"""The version of new descriptions: a patch has any number of pieces. Since version 4 it may apply to the model's view
+of a message; since version 3 digests have 8 bytes, runs are of patched messages too, and numbers stand for common
+names.
 """
 EARLIER = frozenset({1, 2})
 """Versions with digests of 12 bytes and with names."""
-READABLE = EARLIER | {3, VERSION}
+READABLE = EARLIER | {3, 4, VERSION}
 """The versions that `decode` takes."""
 MAX_ELEMENTS = 1_000_000
 """Of a context. A few bytes of an imported description may stand for any number of messages."""
@@ -50,9 +53,22 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     """One element of a request's message list.
 
     ``seq`` is the stored message (0: none), ``layer`` names what Tersely added. The bytes are those of ``literal``; or
-    the stored bytes of ``seq`` with ``middle`` between their first ``prefix`` and their last ``suffix`` bytes
-    (``prefix`` -1: the stored bytes alone). ``also``: further stored messages that are part of the element.
-    ``is_of_model``: the patch applies to the model's view of the message, not to the client's.
+    what ``patch`` makes of the stored bytes of ``seq`` (empty: these bytes). ``also``: further stored messages that are
+    part of the element. ``is_of_model``: the patch applies to the model's view of the message, not to the client's.
+    """
+
+    seq: int
+    shows: int = FULL
+    literal: bytes = b""
+    patch: Patch = ()
+    layer: str = ""
+    also: tuple[int, ...] = ()
+    is_of_model: bool = False
+
+
+class _EarlierMessage(msgspec.Struct, frozen=True, array_like=True):
+    """An element of the versions before 5. Its patch puts ``middle`` between the first ``prefix`` and the last
+    ``suffix`` bytes (``prefix`` -1: there is none).
     """
 
     seq: int
@@ -118,7 +134,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_StoredContext)
 _raw_elements = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _one = msgspec.msgpack.Decoder(SentMessage)
-_run = msgspec.msgpack.Decoder(dict[int, int | list[int | bytes]])
+_run = msgspec.msgpack.Decoder(dict[int, int | tuple[Patch, bool, list[int]]])
+_earlier_one = msgspec.msgpack.Decoder(_EarlierMessage)
+_earlier_run = msgspec.msgpack.Decoder(dict[int, int | list[int | bytes]])
 _tools = msgspec.msgpack.Decoder(SentTools)
 
 LITERALS = """
@@ -151,39 +169,33 @@ def checksum(raws: Iterable[bytes], value: int = 0) -> int:
 
 
 class _Run:
-    """Consecutive stored messages, byte for byte: the first one and how many. Or, with ``suffix`` and ``middle``,
-    messages that the same bytes are put into: ``numbers`` are the length of each one's beginning, and how many messages
-    follow it byte for byte. Where the patch applies to the model's views, ``suffix`` is stored as -1 - ``suffix``.
+    """Consecutive stored messages, byte for byte: the first one and how many. Or messages that take the same patch:
+    ``counts`` say how many messages follow each of them byte for byte.
     """
 
     def __init__(self, element: SentMessage) -> None:
         self.start = self.next = element.seq
-        self.patch = None if element.prefix < 0 else _patch_of(element)
-        self.numbers: list[int] = []
+        self.patch, self.is_of_model = element.patch, element.is_of_model
+        self.counts: list[int] = []
 
     def add(self, element: SentMessage) -> bool:
         """Add the next message; return False if it is no part of the run."""
         if element.seq != self.next:
             return False
-        if element.prefix < 0:
-            if self.patch is not None:
-                self.numbers[-1] += 1
-        elif self.patch == _patch_of(element):
-            self.numbers += (element.prefix, 0)
+        if not element.patch:
+            if self.patch:
+                self.counts[-1] += 1
+        elif (element.patch, element.is_of_model) == (self.patch, self.is_of_model):
+            self.counts.append(0)
         else:
             return False
         self.next += 1
         return True
 
     def packed(self) -> dict[int, object]:
-        if self.patch is None:
+        if not self.patch:
             return {self.start: self.next - self.start}
-        return {self.start: [*self.patch, *self.numbers]}
-
-
-def _patch_of(element: SentMessage) -> tuple[bytes, int]:
-    """Return what elements of one run have in common: the bytes that are put in, and ``suffix`` as a run stores it."""
-    return element.middle, -1 - element.suffix if element.is_of_model else element.suffix
+        return {self.start: (self.patch, self.is_of_model, self.counts)}
 
 
 def pack(elements: Sequence[SentMessage]) -> bytes:
@@ -208,48 +220,81 @@ def pack(elements: Sequence[SentMessage]) -> bytes:
     return _encoder.encode(found)
 
 
-def unpack(packed: bytes, most: int = MAX_ELEMENTS) -> list[SentMessage]:
-    """The inverse of `pack`. Raises `msgspec.DecodeError`, also for runs that are longer than ``most``."""
+def unpack(packed: bytes, most: int = MAX_ELEMENTS, *, version: int = VERSION) -> list[SentMessage]:
+    """The inverse of `pack`, also of that of an earlier version. Raises `msgspec.DecodeError`, also for runs that are
+    longer than ``most``.
+    """
+    one, runs = (_one_of, _runs) if version == VERSION else (_one_of_earlier, _runs_of_earlier)
     found: list[SentMessage] = []
     for raw in _raw_elements.decode(packed):
         # A fixed array is an element, a map is a run.
         if b"\x90" <= bytes(raw)[:1] <= b"\x9f":
-            found.append(_one.decode(raw))
+            found.append(one(raw))
             continue
-        for start, run in _run.decode(raw).items():
-            if len(found) + _length(run) > most:
+        for start, patch, is_of_model, counts in runs(raw):
+            if len(found) + sum(1 + max(count, 0) for count in counts) > most:
                 raise msgspec.DecodeError(f"more than {most} elements")
-            if isinstance(run, int):
-                found += [SentMessage(seq) for seq in range(start, start + run)]
-            else:
-                found += _patched(start, run)
+            seq = start
+            for count in counts:
+                found.append(SentMessage(seq, patch=patch, is_of_model=is_of_model))
+                found += [SentMessage(each) for each in range(seq + 1, seq + 1 + count)]
+                seq += 1 + count
     return found
 
 
-def _length(run: int | Sequence[int | bytes]) -> int:
-    if isinstance(run, int):
-        return run
-    return sum(1 + max(count, 0) for count in run[3::2] if isinstance(count, int))
+_Patched = tuple[int, Patch, bool, list[int]]
+"""The first message of a run, the patch, whether it applies to the model's view, and the counts (see `_Run`)."""
 
 
-def _patched(start: int, run: Sequence[int | bytes]) -> list[SentMessage]:
-    match run:
-        case [bytes(middle), int(suffix), *numbers] if len(numbers) % 2 == 0:
-            pass
-        case _:
-            raise msgspec.DecodeError("a run of patched messages has bytes, a number, and pairs of numbers")
-    is_of_model = suffix < 0
-    if is_of_model:
-        suffix = -1 - suffix
-    found: list[SentMessage] = []
-    seq = start
-    for prefix, count in zip(numbers[::2], numbers[1::2], strict=True):
-        if isinstance(prefix, bytes) or isinstance(count, bytes):
-            raise msgspec.DecodeError("a run of patched messages has numbers")
-        found.append(SentMessage(seq, prefix=prefix, suffix=suffix, middle=middle, is_of_model=is_of_model))
-        found += [SentMessage(each) for each in range(seq + 1, seq + 1 + count)]
-        seq += 1 + count
-    return found
+def _one_of(raw: msgspec.Raw) -> SentMessage:
+    element = _one.decode(raw)
+    _check(element.patch)
+    return element
+
+
+def _runs(raw: msgspec.Raw) -> Iterator[_Patched]:
+    for start, run in _run.decode(raw).items():
+        if isinstance(run, int):
+            yield start, (), False, [run - 1] if run > 0 else []
+        else:
+            _check(run[0])
+            yield start, *run
+
+
+def _check(patch: Patch) -> None:
+    if not is_patch(patch):
+        raise msgspec.DecodeError("a patch has bytes and pairs of numbers")
+
+
+def _one_of_earlier(raw: msgspec.Raw) -> SentMessage:
+    seq, shows, literal, prefix, suffix, middle, layer, also, is_of_model = structs.astuple(_earlier_one.decode(raw))
+    patch = _earlier_patch(prefix, suffix, middle) if prefix >= 0 else ()
+    return SentMessage(seq, shows, literal, patch, layer, also, is_of_model)
+
+
+def _runs_of_earlier(raw: msgspec.Raw) -> Iterator[_Patched]:
+    """Yield runs of which each had a suffix, -1 - suffix for the model's views, and for each patch its prefix."""
+    for start, run in _earlier_run.decode(raw).items():
+        match run:
+            case int():
+                yield start, (), False, [run - 1] if run > 0 else []
+                continue
+            case [bytes(middle), int(suffix), *numbers] if len(numbers) % 2 == 0:
+                pass
+            case _:
+                raise msgspec.DecodeError("a run of patched messages has bytes, a number, and pairs of numbers")
+        is_of_model = suffix < 0
+        seq = start
+        for prefix, count in zip(numbers[::2], numbers[1::2], strict=True):
+            if isinstance(prefix, bytes) or isinstance(count, bytes):
+                raise msgspec.DecodeError("a run of patched messages has numbers")
+            yield seq, _earlier_patch(prefix, -1 - suffix if is_of_model else suffix, middle), is_of_model, [count]
+            seq += 1 + count
+
+
+def _earlier_patch(prefix: int, suffix: int, middle: bytes) -> Patch:
+    """Return the patch that puts ``middle`` between the first ``prefix`` and the last ``suffix`` bytes."""
+    return (*((0, prefix) if prefix > 0 else ()), middle, *((-suffix, 0) if suffix > 0 else ()))
 
 
 def split_group(group: bytes, version: int = VERSION) -> list[bytes]:
@@ -277,8 +322,6 @@ def unpack_tools(packed: bytes, client: bytes) -> bytes | None:
 
 def encode(sent: SentContext) -> bytes:
     """A description as it is stored."""
-    if sent.version in EARLIER:
-        return _encoder.encode(sent)
     dialect = _DIALECT_NUMBERS.get(sent.dialect, sent.dialect)
     layers = [(_LAYER_NUMBERS.get(name, name), tokens) for name, tokens in sent.layers]
     return _encoder.encode(
@@ -313,10 +356,17 @@ def renumber(stored: bytes, seqs: Mapping[int, int]) -> bytes:
     Blocks stay unchanged, since new elements are at the end. If that is not so, the checksum shows it.
     """
     sent = decode(stored)
-    if sent is None:
-        return stored
-    rest = [msgspec.structs.replace(each, seq=seqs.get(each.seq, each.seq)) for each in unpack(sent.rest)]
-    return encode(msgspec.structs.replace(sent, rest=pack(rest)))
+    if sent is None or (sent.version != VERSION and (sent.blocks or sent.groups)):
+        return stored  # what an earlier version wrote is read, and not written again
+    elements = unpack(sent.rest, version=sent.version)
+    return _with_rest(sent, [structs.replace(each, seq=seqs.get(each.seq, each.seq)) for each in elements])
+
+
+def _with_rest(sent: SentContext, rest: Sequence[SentMessage]) -> bytes:
+    """Return the description with other last elements, as one of this version. One of an earlier version must have no
+    blocks, or none that are still there.
+    """
+    return encode(structs.replace(sent, rest=pack(rest), version=VERSION))
 
 
 async def literals(
@@ -350,13 +400,10 @@ def _without_patches(stored: bytes, seqs: Collection[int]) -> bytes | None:
     if sent is None:
         return None
     try:
-        rest = unpack(sent.rest)
+        rest = unpack(sent.rest, version=sent.version)
     except msgspec.DecodeError:
         return None
-    if not any(each.seq in seqs and each.prefix >= 0 for each in rest):
+    if not any(each.seq in seqs and each.patch for each in rest):
         return stored
-    left = [
-        msgspec.structs.replace(each, prefix=-1, suffix=0, middle=b"", is_of_model=False) if each.seq in seqs else each
-        for each in rest
-    ]
-    return encode(msgspec.structs.replace(sent, rest=pack(left)))
+    left = [structs.replace(each, patch=(), is_of_model=False) if each.seq in seqs else each for each in rest]
+    return _with_rest(sent, left)

@@ -1,0 +1,132 @@
+"""A text of bytes as pieces of another one.
+
+Clients send a reply back in their own spelling: without members, with members in another order, or as one of several
+items. Its long texts are the same. So a patch lists, in order, what is copied from the old text and what is put in
+between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tersely.store.history.differences import difference
+
+Patch = tuple[int | bytes, ...]
+"""Bytes are put in; two numbers in a row, the first and the last + 1, say what is copied. Negative numbers count from
+the end, and a second number 0 is the end: so most replies of one client take the same patch, whatever their length.
+"""
+# A JSON string that is worth a copy. Keys and names are shorter.
+_LONG_STRING = re.compile(rb'"((?=[^"]{16})[^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+LARGEST = 256 * 1024
+"""Bytes. A longer text is compared at its beginning and its end alone."""
+NUMBER_BYTES = 3
+# So many strings are looked for from the beginning: each time may take a look at the whole text.
+MOST_MISSED = 32
+# With so few bytes put in, no shorter patch is looked for.
+_FEW = 32
+
+
+def find_patch(old: bytes, new: bytes) -> Patch:
+    """Return a patch that turns ``old`` into ``new``."""
+    prefix, suffix, middle = difference(old, new)
+    patch = _patch(old, [(0, prefix), middle, (len(old) - suffix, len(old))])
+    if len(middle) <= _FEW or max(len(old), len(new)) > LARGEST:
+        return patch
+    other = _patch(old, _pieces(old, new))
+    return other if size_of(other) < size_of(patch) and _copied(len(old), other) <= len(old) else patch
+
+
+def apply_patch(old: bytes, patch: Patch) -> bytes:
+    """Return what ``patch`` makes of ``old``. Raises `ValueError` for one that copies more than ``old`` has."""
+    if _copied(len(old), patch) > len(old):
+        raise ValueError("the patch copies more than there is")
+    parts: list[bytes] = []
+    numbers: list[int] = []
+    for piece in patch:
+        if isinstance(piece, bytes):
+            parts.append(piece)
+            continue
+        numbers.append(piece)
+        if len(numbers) == 2:
+            start, stop = numbers
+            parts.append(old[start : stop or None])
+            numbers.clear()
+    return b"".join(parts)
+
+
+def size_of(patch: Patch) -> int:
+    """Return how many bytes the patch takes where it is stored, about."""
+    return sum(NUMBER_BYTES if isinstance(piece, int) else len(piece) for piece in patch)
+
+
+def is_patch(pieces: Sequence[object]) -> bool:
+    """Return whether ``pieces`` are bytes and pairs of numbers."""
+    kinds = "".join("b" if isinstance(piece, bytes) else "n" if isinstance(piece, int) else "?" for piece in pieces)
+    return re.fullmatch("(b|nn)*", kinds) is not None
+
+
+def _copied(size: int, patch: Patch) -> int:
+    numbers = [piece for piece in patch if isinstance(piece, int)]
+    return sum(
+        len(range(*slice(start, stop or None).indices(size)))
+        for start, stop in zip(numbers[::2], numbers[1::2], strict=True)
+    )
+
+
+def _patch(old: bytes, pieces: Sequence[bytes | tuple[int, int]]) -> Patch:
+    """Write pieces, of which copies are given by their places in ``old``; empty ones are left out."""
+    found: list[int | bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            if piece:
+                found.append(piece)
+        elif piece[0] < piece[1]:
+            found += (_place(piece[0], len(old)), _place(piece[1], len(old)))
+    return tuple(found)
+
+
+def _place(at: int, size: int) -> int:
+    """Return a place as the distance from the nearer end."""
+    return at if at <= size - at else at - size
+
+
+def _pieces(old: bytes, new: bytes) -> list[bytes | tuple[int, int]]:
+    """Return ``new`` as what it has in common with ``old`` around its long strings, and what stands between."""
+    if (whole := old.find(new)) >= 0:
+        return [(whole, whole + len(new))]
+    pieces: list[bytes | tuple[int, int]] = []
+    done = reached = missed = 0
+    for match in _LONG_STRING.finditer(new):
+        start, stop = match.span(1)
+        if start < done:
+            continue
+        at = old.find(match[1], reached)
+        if at < 0:
+            missed += 1
+            if missed > MOST_MISSED:
+                break
+            at = old.find(match[1])
+            if at < 0:
+                continue
+        before = _common_end(old, at, new, start, start - done)
+        length = stop - start
+        length += _common_beginning(old, at + length, new, stop)
+        pieces += [new[done : start - before], (at - before, at + length)]
+        done, reached = start + length, at + length
+    return [*pieces, new[done:]]
+
+
+def _common_beginning(old: bytes, at: int, new: bytes, start: int) -> int:
+    """Return how many bytes are the same in both texts from these places on."""
+    size = 16
+    while old[at : at + size] == new[start : start + size] and start + size < len(new):
+        size *= 2
+    return difference(old[at : at + size], new[start : start + size]).prefix
+
+
+def _common_end(old: bytes, at: int, new: bytes, stop: int, most: int) -> int:
+    """Return how many bytes, ``most`` at most, are the same in both texts up to these places."""
+    one, other = old[max(0, at - most) : at], new[stop - most : stop]
+    # A difference looks at the end last, and at most at what the beginnings leave.
+    return difference(one[::-1], other[::-1]).prefix
