@@ -125,26 +125,37 @@ class ReplyStream:
             self._tail, block = block[end:], block[:end]
         if self._is_plain(block):
             return self._forward_plain(block)
-        return b"".join(self._forward_in_parts(block.split(b"\n\n")[:-1]))
+        return b"".join(self._forward_in_parts(block))
 
-    def _forward_in_parts(self, events: list[bytes]) -> Iterator[bytes]:
-        """Halve the events until a part is plain: an event that is not has few others go the slow way."""
-        parts = [(0, len(events))]
-        while parts:
-            start, end = parts.pop()
-            size = end - start
+    def _forward_in_parts(self, block: bytes) -> Iterator[bytes]:
+        """Forward plain events as they are, and others one by one."""
+        position, mark = 0, -1
+        while position < len(block):
+            if not self._queue:
+                if mark < position:
+                    mark = self._find_mark(block, position)
+                start = block.rfind(b"\n\n", position, mark) + 2 if mark < len(block) else mark
+                if start > position + 1:
+                    yield self._forward_plain(block[position:start])
+                    position = start
+                    continue
             # While an event waits none is plain.
-            if size > 1 and self._queue:
-                parts += [(start + 1, end), (start, start + 1)]
-                continue
-            block = b"\n\n".join(events[start:end]) + b"\n\n"
-            if size == 1:
-                yield self._forward(parse_event(block))
-            elif self._is_plain(block):
-                yield self._forward_plain(block)
-            else:
-                middle = start + size // 2
-                parts += [(middle, end), (start, middle)]
+            end = block.find(b"\n\n", position) + 2
+            yield self._forward(parse_event(block[position:end]))
+            position = end
+
+    def _find_mark(self, block: bytes, start: int) -> int:
+        """Return where an event may need a change, but for ``"usage":null`` after the choices; the end if nowhere."""
+        found = len(block)
+        for mark in self._marks:
+            at = block.find(mark, start, found)
+            found = at if at >= 0 else found
+        if self._strip_usage:
+            usage = block.find(b'"usage"', start, found)
+            while usage >= 0 and block.startswith(b'],"usage":null', usage - 2):
+                usage = block.find(b'"usage"', usage + 1, found)
+            found = usage if usage >= 0 else found
+        return found
 
     def _forward_plain(self, block: bytes) -> bytes:
         self._defer(block)
@@ -272,13 +283,20 @@ class ReplyStream:
         return block[:end]
 
     def _payloads(self, block: bytes) -> list[bytes]:
-        payloads: list[bytes] = []
-        if b"\r" in block:
-            decoder = SseDecoder(limit=len(block) + 1)
-            events = [each.raw for each in (*decoder.feed(block), *decoder.close())]
-        else:
-            events = block.split(b"\n\n")
-        for raw in events:
+        has_end = block.endswith(b"\n\ndata: [DONE]\n\n")
+        events = block.count(b"\n\ndata: {") + 1
+        # Nearly always each event is one line with an object.
+        if (
+            block.startswith(b"data: {")
+            and block.endswith(b"\n\n")
+            and block.count(b"\n") == 2 * (events + has_end)
+            and b"\r" not in block
+        ):
+            self._is_done |= has_end
+            payloads = block[6:-2].split(b"\n\ndata: ")
+            return payloads[:events]
+        payloads = []
+        for raw in _split_events(block):
             data: bytes | None
             if raw[:6] == b"data: " and b"\n" not in raw:
                 data = raw[6:]
@@ -334,6 +352,13 @@ class _HeldEvent:
             if len(edits) == len(choices) and _is_empty(members, choices, edits):
                 return b""
         return with_data(self.event, raw_json.join_object(members))
+
+
+def _split_events(block: bytes) -> list[bytes]:
+    if b"\r" not in block:
+        return block.split(b"\n\n")
+    decoder = SseDecoder(limit=len(block) + 1)
+    return [each.raw for each in (*decoder.feed(block), *decoder.close())]
 
 
 def _has_usage_only(data: bytes) -> bool:
