@@ -105,6 +105,7 @@ async def test_all_rows_of_turns_are_found(
                 assert await turns.live_seqs(connection, TENANT, session, first, last) == [s for _, s in expected]
                 live = await turns.live_turns(connection, TENANT, session, first, last)
                 assert sorted(live) == sorted({turn for turn, _ in expected})
+            assert await turns.live_seqs(connection, TENANT, session, 2**31, 2**40) == []
             wanted = chance.sample(range(23), 7)
             ends = await turns.ends(connection, TENANT, session, wanted)
             by_turn = {turn: [s for each, s in await brute(connection, session, turn, turn)] for turn in wanted}

@@ -8,11 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from tersely.dialects.wire import raw_json
 from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tersely.service.context.sent_contexts import body_parts
+from tersely.service.sessions.call_infos import ALTERED, DELETED
+from tersely.store.history.sent_contexts import VERSION, SentContext, encode
 from tersely.strategies.presets import STRATEGIES
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, script
@@ -147,6 +150,35 @@ async def test_removed_messages_are_not_reconstructed(fronting: Service, answeri
     assert shown_context["exact"] is False
     assert shown_context["messages"] is None
     assert "deleted" in shown_context["reason"]
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        {1: ((0, 0), False, [0] * 2)},  # two messages, of which there is one
+        {1: ((0, 0, 0, 0), False, [0])},
+        {1: ((b"x" * 1024,), False, [0] * 300_000)},
+        {1: ((b"x" * 1024,), False, [-1] * 300_000)},
+        {1: 300_000},
+        {1: ((1,), False, [0])},
+        [1, 0, b"", [0, 5, -(2**63), 2**64 - 1]],
+    ],
+)
+async def test_descriptions_that_no_call_had_are_refused(fronting: Service, answering: Model, element: object) -> None:
+    """A document that is imported may have any."""
+    talk = Conversation(url=fronting.url, kind="chat")
+    async with aiohttp.ClientSession() as http:
+        assert (await talk.ask(http)).has_ended
+    session = await session_of(fronting, talk.name)
+    sent = SentContext(
+        version=VERSION, dialect="openai_chat", blocks=(), rest=msgspec.msgpack.encode([element]), instructions=b"",
+        layers=(), rounds=(), checksum=1, count=1,
+    )  # fmt: skip
+    change = "UPDATE calls SET sent = $2 WHERE session_id = $1 RETURNING number"
+    await look(fronting, change, session, encode(sent))
+    members = json.loads(await get(fronting, f"/sessions/{session}/calls/1/context"))
+    assert members["messages"] is None
+    assert members["reason"] in {ALTERED, DELETED}
 
 
 async def test_history_with_another_spelling_is_recognised(store: Database) -> None:

@@ -39,6 +39,8 @@ from tersely.store.ops.calls import CallRow, MessageRow
 from tersely.store.ops.stats import EpochRow
 from tersely.strategies.planning import report_cut_turns
 
+# No model takes so much: it is no call's description, but an imported one of few bytes that stands for very many.
+MAX_BYTES = 256 * 1024 * 1024
 # Seconds; the lines of a long session are many.
 LIMIT = 10.0
 COUNTED_BYTES = 1024 * 1024
@@ -371,15 +373,24 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
     )
     seqs = list(dict.fromkeys(each.seq for each in elements if each.seq and not each.literal))
     stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
-    try:
-        raws = [_bytes_of(each, stored, found) for each in elements]
-    except ValueError:  # a patch of an imported description that is too large
-        return _RebuiltContext(dialect=sent.dialect, reason=ALTERED, rounds=sent.rounds)
-    whole = [raw for raw in raws if raw is not None]
+    whole: list[bytes] = []
+    size = 0
     reason = None
-    if len(whole) != len(raws):
-        reason = DELETED
-    elif checksum(whole) != sent.checksum or len(whole) != sent.count:
+    for each in elements:
+        try:
+            raw = _bytes_of(each, stored, found)
+        except ValueError:
+            reason = ALTERED
+            break
+        if raw is None:
+            reason = DELETED
+            break
+        whole.append(raw)
+        size += len(raw)
+        if size > MAX_BYTES:
+            reason = ALTERED
+            break
+    if reason is None and (checksum(whole) != sent.checksum or len(whole) != sent.count):
         reason = ALTERED
     return _RebuiltContext(
         dialect=sent.dialect,

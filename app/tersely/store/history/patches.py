@@ -22,7 +22,7 @@ LARGEST = 256 * 1024
 """Bytes. A longer text is compared at its beginning and its end alone."""
 NUMBER_BYTES = 3
 # So many strings are looked for from the beginning: each time may take a look at the whole text.
-MOST_MISSED = 32
+MOST_MISSED = 16
 # With so few bytes put in, no shorter patch is looked for.
 _FEW = 32
 

@@ -76,7 +76,9 @@ def newest_turns(turns: Iterable[int], newest: int = 0) -> Iterator[int | None]:
 
 
 async def span(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> Span:
-    """Return where the rows of the turns ``first`` to ``last`` are, those that are stored from now on included."""
+    """Return where the rows of the turns ``first`` to ``last`` are. Rows that are stored later may be of them, too."""
+    if first > LAST_TURN:
+        return LAST_TURN, 0, END, END  # no turn
     last = min(last, LAST_TURN)
     begins = await _beginnings(connection, tenant, session_id, [first, last + 1])
     return first, last, begins.get(first, END), begins.get(last + 1, END)
@@ -91,7 +93,7 @@ async def spans(
 
 
 async def _beginnings(connection: Connection, tenant: str, session_id: str, turns: Iterable[int]) -> dict[int, int]:
-    """Turn -> a sequence number that its rows do not precede, and the rows of earlier turns do; those with
+    """Turn -> the sequence number from which on its rows are, and before which those of earlier turns are; rows with
     ``newest_turn`` apart. A turn is missing if no row of it or of a later one is stored yet.
     """
     wanted = sorted({turn for turn in turns if turn <= LAST_TURN})
