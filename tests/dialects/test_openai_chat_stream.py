@@ -611,3 +611,17 @@ def test_the_cuts_do_not_matter_to_states(pieces: list[str], places: list[int], 
     (choice,) = whole[1].choices
     assert (json.loads(choice.model_message)["content"] or "") == "".join(pieces)
     assert (json.loads(choice.client_message)["content"] or "") == texts(whole[0])[0]
+
+
+@pytest.mark.parametrize("gap", [b"\n", b"\n\n", b"\n\n\n"])
+@pytest.mark.parametrize("extract", [NOTHING, TERSE])
+def test_blank_lines_between_events_repeat_and_lose_nothing(gap: bytes, extract: TagKinds) -> None:
+    plain = b'data: {"choices":[{"index":0,"delta":{"content":"word "},"finish_reason":null}]}\n\n'
+    looked_at = plain.replace(b"word ", b'a < b \\"usage\\" ')
+    stream = gap.join([plain, looked_at, plain, looked_at, plain, b"data: [DONE]\n\n"])
+    whole, reply = run([stream], extract=extract, strip_usage=True)
+    for place in range(len(stream)):
+        sent, same = run([stream[:place], stream[place:]], extract=extract, strip_usage=True)
+        assert sent.replace(b"\n", b"") == stream.replace(b"\n", b"") == whole.replace(b"\n", b"")
+        assert payloads(sent) == payloads(stream)
+        assert same == reply

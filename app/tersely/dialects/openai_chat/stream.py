@@ -139,8 +139,10 @@ class ReplyStream:
                     yield self._forward_plain(block[position:start])
                     position = start
                     continue
-            # While an event waits none is plain.
+            # While an event waits none is plain. Behind the last one there may be one more line end.
             end = block.find(b"\n\n", position) + 2
+            if end < 2:
+                end = len(block)
             yield self._forward(parse_event(block[position:end]))
             position = end
 
