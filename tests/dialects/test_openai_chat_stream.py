@@ -5,6 +5,7 @@ something is.
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -625,3 +626,21 @@ def test_blank_lines_between_events_repeat_and_lose_nothing(gap: bytes, extract:
         assert sent.replace(b"\n", b"") == stream.replace(b"\n", b"") == whole.replace(b"\n", b"")
         assert payloads(sent) == payloads(stream)
         assert same == reply
+
+
+@pytest.mark.parametrize("text", ["a # b", "a < b", "a b"])
+@pytest.mark.parametrize("members", ["", ', "usage": null', ',"usage":{"a":1}'])
+def test_the_time_for_a_block_of_many_events_is_linear(text: str, members: str) -> None:
+    delta = json.dumps({"index": 0, "delta": {"content": text}, "finish_reason": None})
+    event = f'data: {{"choices":[{delta}]{members}}}\n\n'.encode()
+    stream = event * (1024 * 1024 // len(event))
+    began = time.process_time()
+    sent, _ = run([stream], extract=BOTH, strip_usage=True)
+    assert time.process_time() - began < 2.5
+    assert texts(sent) == texts(stream)
+
+
+def test_data_on_several_lines_is_written_on_one() -> None:
+    stream = b'data: {"choices":[{"index":0,\ndata: "delta":{"content":"two"}}], "usage":null}\n\n'
+    sent, _ = run([stream], strip_usage=True)
+    assert payloads(sent) == [{"choices": [{"index": 0, "delta": {"content": "two"}}]}]

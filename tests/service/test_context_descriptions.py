@@ -24,8 +24,10 @@ from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
     SHORTENED,
+    VERSION,
     SentContext,
     SentMessage,
+    _without_patches,
     checksum,
     decode,
     digest_of,
@@ -216,6 +218,7 @@ NO_ELEMENTS: list[Any] = [[{1: []}], [{1: [1, 1]}], [None], [[1, 0, b"", "x"]]]
         (5, [{1: [[b"x", 1, b"x", 1], False, [1]]}]),
         (5, [[1, 0, b"", [1]]]),
         (5, [[1, 0, b"", 3]]),
+        *[(version, [each]) for version in (4, 5) for each in ({2**64 - 1: 1}, {2**63 - 1: 3}, {-1: 1}, [2**64 - 1])],
     ],
 )
 def test_other_bytes_are_no_elements(version: int, elements: Any) -> None:
@@ -292,6 +295,16 @@ def test_messages_that_were_stored_elsewhere_are_renumbered() -> None:
         found = unpack(moved.rest)
         assert [each.seq for each in found] == [4, 7, 8]
         assert [apply_patch(b"abcdef", each.patch) for each in found if each.patch] == [b"abf"]
+
+
+def test_bytes_that_were_put_in_are_forgotten_with_any_removed_message() -> None:
+    """Tersely may have put words of the removed message beside another one."""
+    rest = [SentMessage(4, patch=(0, 5, b"a quote of 1", -1, 0)), SentMessage(5, patch=(0, -9)), SentMessage(6)]
+    left = _without_patches(encode(description(VERSION, rest=pack(rest))), {1})
+    assert left is not None
+    sent = decode(left)
+    assert sent is not None
+    assert unpack(sent.rest) == [SentMessage(4), *rest[1:]]
 
 
 def test_blocks_of_an_earlier_version_are_not_taken_for_new_ones() -> None:

@@ -127,6 +127,16 @@ async def test_rows_that_are_stored_later_belong_to_the_newest_turn(
     assert sorted(record["seq"] for record in records) == [3, 4]
 
 
+async def test_a_reply_to_instructions_alone_is_in_the_first_turn(
+    store: Database, admin: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """The session's counter does not count that turn."""
+    await add(admin, "s1", [0, 1], [None, None])
+    await admin.execute("UPDATE sessions SET turns = 0")
+    async with store.reading(TENANT) as connection:
+        assert await turns.first_live_turns(connection, TENANT, "s1", since=1, limit=9) == [1]
+
+
 @on_one_server
 @pytest.mark.parametrize("is_older", [False, True])
 async def test_a_turn_of_a_long_session_is_found_by_a_few_rows(

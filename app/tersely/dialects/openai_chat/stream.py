@@ -23,6 +23,7 @@ from tersely.domain.text.tags import NOTHING
 
 _MAX_UNREAD = 64 * 1024
 _DONE = b"[DONE]"
+_USAGE = b'"usage"'
 
 _ENVELOPE = frozenset(
     {
@@ -129,11 +130,11 @@ class ReplyStream:
 
     def _forward_in_parts(self, block: bytes) -> Iterator[bytes]:
         """Forward plain events as they are, and others one by one."""
-        position, mark = 0, -1
+        places = dict.fromkeys((*self._marks, _USAGE) if self._strip_usage else self._marks, -1)
+        position = 0
         while position < len(block):
             if not self._queue:
-                if mark < position:
-                    mark = self._find_mark(block, position)
+                mark = _next_mark(block, position, places)
                 start = block.rfind(b"\n\n", position, mark) + 2 if mark < len(block) else mark
                 if start > position + 1:
                     yield self._forward_plain(block[position:start])
@@ -145,19 +146,6 @@ class ReplyStream:
                 end = len(block)
             yield self._forward(parse_event(block[position:end]))
             position = end
-
-    def _find_mark(self, block: bytes, start: int) -> int:
-        """Return where an event may need a change, but for ``"usage":null`` after the choices; the end if nowhere."""
-        found = len(block)
-        for mark in self._marks:
-            at = block.find(mark, start, found)
-            found = at if at >= 0 else found
-        if self._strip_usage:
-            usage = block.find(b'"usage"', start, found)
-            while usage >= 0 and block.startswith(b'],"usage":null', usage - 2):
-                usage = block.find(b'"usage"', usage + 1, found)
-            found = usage if usage >= 0 else found
-        return found
 
     def _forward_plain(self, block: bytes) -> bytes:
         self._defer(block)
@@ -354,6 +342,26 @@ class _HeldEvent:
             if len(edits) == len(choices) and _is_empty(members, choices, edits):
                 return b""
         return with_data(self.event, raw_json.join_object(members))
+
+
+def _next_mark(block: bytes, position: int, places: dict[bytes, int]) -> int:
+    """Return where an event from ``position`` on may need a change; the end if nowhere.
+
+    ``places``: where each mark was found last. A mark is searched for again only behind that place.
+    """
+    for mark, place in places.items():
+        if place < position:
+            at = _find_usage(block, position) if mark is _USAGE else block.find(mark, position)
+            places[mark] = at if at >= 0 else len(block)
+    return min(places.values(), default=len(block))
+
+
+def _find_usage(block: bytes, start: int) -> int:
+    """Return where ``"usage"`` stands, but for ``"usage":null`` after the choices; -1 if nowhere."""
+    at = block.find(_USAGE, start)
+    while at >= 0 and block.startswith(b'],"usage":null', at - 2):
+        at = block.find(_USAGE, at + 1)
+    return at
 
 
 def _split_events(block: bytes) -> list[bytes]:

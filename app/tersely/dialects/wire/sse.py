@@ -153,7 +153,8 @@ def with_data(event: SseEvent, data: bytes) -> bytes:
     line_end = _LINE_END.search(event.raw)
     newline = line_end[0] if line_end else b"\n"
     others = [line for line in _LINE_END.split(event.raw) if line and line.partition(b":")[0] != b"data"]
-    return newline.join([*others, b"data: " + data, b"", b""])
+    # Blanks between the members may be line ends; strings have none.
+    return newline.join([*others, b"data: " + _LINE_END.sub(b" ", data), b"", b""])
 
 
 def beginnings(*types: bytes) -> tuple[bytes, ...]:

@@ -18,7 +18,7 @@ from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.wire import raw_json
 from tersely.domain.history.context import LayerReport
 from tersely.store.commit.records import Attribute, NewReply
-from tersely.store.history.patches import Patch, find_patch, size_of
+from tersely.store.history.patches import Patch, find_patch
 from tersely.store.history.sent_contexts import (
     ADDED,
     BLOCK,
@@ -374,8 +374,7 @@ def _patch(stored: bytes | None, raw: bytes) -> Patch | None:
     """Return what turns ``stored`` into ``raw``; None where a patch saves too little."""
     if stored is None or len(raw) < MIN_PATCHED:
         return None
-    patch = find_patch(stored, raw)
-    return None if size_of(patch) > MAX_PATCH else patch
+    return find_patch(stored, raw, MAX_PATCH)
 
 
 def _align(elements: Sequence[bytes], sources: Sequence[MessageSource], dialect: str) -> list[MessageSource | None]:

@@ -16,8 +16,11 @@ Patch = tuple[int | bytes, ...]
 """Bytes are put in; two numbers in a row, the first and the last + 1, say what is copied. Negative numbers count from
 the end, and a second number 0 is the end: so most replies of one client take the same patch, whatever their length.
 """
-# A JSON string that is worth a copy. Keys and names are shorter.
-_LONG_STRING = re.compile(rb'"((?=[^"]{16})[^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+# A JSON string from its first character on. Shorter ones, such as keys and names, are not worth a copy.
+_STRING = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*(?=")', re.DOTALL)
+_LONG = 16
+# A copy begins at most about so many bytes before its first long string.
+_FAR = 4 * 1024
 LARGEST = 256 * 1024
 """Bytes. A longer text is compared at its beginning and its end alone."""
 NUMBER_BYTES = 3
@@ -27,14 +30,20 @@ MOST_MISSED = 16
 _FEW = 32
 
 
-def find_patch(old: bytes, new: bytes) -> Patch:
-    """Return a patch that turns ``old`` into ``new``."""
+def find_patch(old: bytes, new: bytes, most: int) -> Patch | None:
+    """Return a patch of at most ``most`` bytes that turns ``old`` into ``new``; None if none was found."""
     prefix, suffix, middle = difference(old, new)
-    patch = _patch(old, [(0, prefix), middle, (len(old) - suffix, len(old))])
-    if len(middle) <= _FEW or max(len(old), len(new)) > LARGEST:
-        return patch
-    other = _patch(old, _pieces(old, new))
-    return other if size_of(other) < size_of(patch) and _copied(len(old), other) <= len(old) else patch
+    patch: Patch | None = _patch(old, [(0, prefix), middle, (len(old) - suffix, len(old))])
+    assert patch is not None
+    size = size_of(patch)
+    if size > most:
+        patch, size = None, most + 1
+    if len(middle) > _FEW and max(len(old), len(new)) <= LARGEST:
+        pieces = _pieces(old, new, size - 1)
+        other = None if pieces is None else _patch(old, pieces)
+        if other is not None and size_of(other) < size and _copied(len(old), other) <= len(old):
+            return other
+    return patch
 
 
 def apply_patch(old: bytes, patch: Patch) -> bytes:
@@ -58,6 +67,11 @@ def apply_patch(old: bytes, patch: Patch) -> bytes:
 def size_of(patch: Patch) -> int:
     """Return how many bytes the patch takes where it is stored, about."""
     return sum(NUMBER_BYTES if isinstance(piece, int) else len(piece) for piece in patch)
+
+
+def puts_in(patch: Patch) -> bool:
+    """Return whether bytes of the result are in the patch itself."""
+    return any(isinstance(piece, bytes) and piece for piece in patch)
 
 
 def is_patch(pieces: Sequence[object]) -> bool:
@@ -91,28 +105,40 @@ def _place(at: int, size: int) -> int:
     return at if at <= size - at else at - size
 
 
-def _pieces(old: bytes, new: bytes) -> list[bytes | tuple[int, int]]:
-    """Return ``new`` as what it has in common with ``old`` around its long strings, and what stands between."""
+def _pieces(old: bytes, new: bytes, most: int) -> list[bytes | tuple[int, int]] | None:
+    """Return ``new`` as what it has in common with ``old`` around its long strings, and what stands between; None if
+    that takes more than ``most`` bytes.
+    """
     if (whole := old.find(new)) >= 0:
         return [(whole, whole + len(new))]
     pieces: list[bytes | tuple[int, int]] = []
-    done = reached = missed = 0
-    for match in _LONG_STRING.finditer(new):
-        start, stop = match.span(1)
-        if start < done:
+    position = done = reached = missed = 0
+    while (quote := new.find(b'"', position)) >= 0:
+        match = _STRING.match(new, quote + 1)
+        if match is None:
+            break
+        start, stop = match.span()
+        position = stop + 1
+        if start - done > most + _FAR:
+            return None
+        if start < done or stop - start < _LONG:
             continue
-        at = old.find(match[1], reached)
-        if at < 0:
+        at = old.find(match[0], reached)
+        if at < 0 and reached:
+            at = old.find(match[0])
+        if at < reached:
             missed += 1
             if missed > MOST_MISSED:
                 break
-            at = old.find(match[1])
-            if at < 0:
-                continue
+        if at < 0:
+            continue
         before = _common_end(old, at, new, start, start - done)
         length = stop - start
         length += _common_beginning(old, at + length, new, stop)
         pieces += [new[done : start - before], (at - before, at + length)]
+        most -= start - before - done + 2 * NUMBER_BYTES
+        if most < 0:
+            return None
         done, reached = start + length, at + length
     return [*pieces, new[done:]]
 

@@ -15,8 +15,9 @@ import msgspec
 from msgspec import structs
 
 from tersely.store.db.connection import Connection
+from tersely.store.db.ranges import END
 from tersely.store.history.differences import apply_difference, difference
-from tersely.store.history.patches import Patch, is_patch
+from tersely.store.history.patches import Patch, is_patch, puts_in
 
 KIND = "sent"
 TOOLS_KIND = "sent_tools"
@@ -230,10 +231,13 @@ def unpack(packed: bytes, most: int = MAX_ELEMENTS, *, version: int = VERSION) -
         # A fixed array is an element, a map is a run.
         if b"\x90" <= bytes(raw)[:1] <= b"\x9f":
             found.append(one(raw))
+            _check_range(found[-1].seq, 1)
             continue
         for start, patch, is_of_model, counts in runs(raw):
-            if len(found) + sum(1 + max(count, 0) for count in counts) > most:
+            length = sum(1 + max(count, 0) for count in counts)
+            if len(found) + length > most:
                 raise msgspec.DecodeError(f"more than {most} elements")
+            _check_range(start, length)
             seq = start
             for count in counts:
                 found.append(SentMessage(seq, patch=patch, is_of_model=is_of_model))
@@ -259,6 +263,11 @@ def _runs(raw: msgspec.Raw) -> Iterator[_Patched]:
         else:
             _check(run[0])
             yield start, *run
+
+
+def _check_range(start: int, length: int) -> None:
+    if not 0 <= start <= END - length:
+        raise msgspec.DecodeError("there is no such message")
 
 
 def _check(patch: Patch) -> None:
@@ -378,8 +387,9 @@ async def literals(
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Collection[int]) -> None:
-    """Delete what may quote these messages, which are removed for good: the session's literals, and the patches that
-    descriptions of calls have for the messages.
+    """Delete what may quote these messages, which are removed for good: the session's literals, the patches that
+    descriptions of calls have for the messages, and all patches that put in bytes, since Tersely may have put words of
+    the messages beside others.
     """
     await connection.execute(FORGET, tenant, session_id)
     after = 0
@@ -395,7 +405,9 @@ async def forget(connection: Connection, tenant: str, session_id: str, seqs: Col
 
 
 def _without_patches(stored: bytes, seqs: Collection[int]) -> bytes | None:
-    """Return a description without the patches of these messages; None if it cannot be read."""
+    """Return a description without the patches of these messages, and without bytes that patches put in; None if it
+    cannot be read.
+    """
     sent = decode(stored)
     if sent is None:
         return None
@@ -403,7 +415,11 @@ def _without_patches(stored: bytes, seqs: Collection[int]) -> bytes | None:
         rest = unpack(sent.rest, version=sent.version)
     except msgspec.DecodeError:
         return None
-    if not any(each.seq in seqs and each.patch for each in rest):
+    may_quote = [bool(each.patch) and (each.seq in seqs or puts_in(each.patch)) for each in rest]
+    if not any(may_quote):
         return stored
-    left = [structs.replace(each, patch=(), is_of_model=False) if each.seq in seqs else each for each in rest]
+    left = [
+        structs.replace(each, patch=(), is_of_model=False) if quotes else each
+        for each, quotes in zip(rest, may_quote, strict=True)
+    ]
     return _with_rest(sent, left)
