@@ -27,7 +27,7 @@ from tersely.store.commit.records import (
     StoredReply,
 )
 from tersely.store.db.statements import Record
-from tersely.store.history import artifacts, model_views, packed_log
+from tersely.store.history import artifacts, model_views, packed_log, turn_rows
 from tersely.store.history.artifacts import LARGE_OUTPUT
 from tersely.store.history.sent_contexts import KIND, renumber
 from tersely.store.history.sessions import answered_in_words, in_flight
@@ -74,7 +74,7 @@ def enter_request(
     entries = zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
     before = decision.follows_seq
     exchange = write.exchange if write.mode == "append" else None
-    newest = newest_turn(state)
+    newest = state.turns or min(state.last_seq, 1)  # earlier versions did not count a reply to instructions alone
     for index, (placed, incoming, raw, tokens) in enumerate(entries):
         if placed.is_new:
             # After a new decision, a message that was taken for known may be new: it was not counted.
@@ -88,7 +88,7 @@ def enter_request(
                     state.id, placed.seq, placed.turn, weight, placed.position, incoming.role, placed.status,
                     write.dialect, True, True, False, None, 0, incoming.digest, None, written_at, raw,
                     *model_views.columns_of(raw, hidden.model_raw), before, exchange,
-                    None if placed.turn == newest else newest,
+                    turn_rows.noted_turn(placed.turn, newest),
                 )
             )  # fmt: skip
             rows.terse += _terse(state.id, placed.turn, placed.seq, hidden.terse, written_at)
@@ -133,12 +133,6 @@ def enter_request(
     )
 
 
-def newest_turn(state: SessionCounters) -> int:
-    """Return the newest turn that a message of the session may have."""
-    # A reply to instructions alone belongs to turn 1, which the counter does not count.
-    return state.turns or min(state.last_seq, 1)
-
-
 def _new_question(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> tuple[int, int] | None:
     """Return the sequence numbers of the question's first and last message; None unless the last one is new."""
     answered = decision.answered
@@ -178,11 +172,11 @@ def enter_replies(
     after: float,
 ) -> None:
     """Enter ``replies`` at the end, or between the places ``after`` and ``placement.before``; ``state`` moves on."""
-    newest = newest_turn(state)
     for number, reply in enumerate(replies, start=1):
         if placement.status == "removed":
             reply = structs.replace(reply, raw=b"", model_raw=None, tokens=0, terse=(), state=None, spilled=())  # noqa: PLW2901
         state.last_seq += 1
+        state.turns = max(state.turns, outcome.turn)  # a reply to instructions alone begins the first turn
         place = float(state.last_seq)
         if placement.before_position is not None:
             place = after + (placement.before_position - after) * number / (len(replies) + 1)
@@ -192,7 +186,7 @@ def enter_replies(
                 "superseded" if reply.is_alternative else placement.status, write.request.dialect,
                 reply.chain is not None, True, False, reply.finish, outcome.call, reply.digest, reply.chain, write.now,
                 reply.raw, *model_views.columns_of(reply.raw, reply.model_raw), outcome.answered_seq or None, None,
-                None if outcome.turn >= newest else newest,
+                turn_rows.noted_turn(outcome.turn, state.turns),
             )
         )  # fmt: skip
         enter_parts(reply, write.request.referenced, state.id, state.last_seq, outcome.turn, write.now, rows)

@@ -46,8 +46,8 @@ GROUP BY turn
 LIVE_TURNS = f"""
 SELECT DISTINCT turn FROM {of_turns("turn", "turn > 0 AND status = 'live'")}
 """
-# A reply to instructions alone belongs to turn 1, which the counter does not count.
-NEWEST_TURN = "SELECT greatest(turns, least(last_seq, 1)) FROM sessions WHERE tenant_id = $1 AND id = $2"
+# Earlier versions did not count the turn of a reply to instructions alone.
+NEWEST_TURN = "SELECT greatest(turns, 1) FROM sessions WHERE tenant_id = $1 AND id = $2"
 GROUPS = f"""
 SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
     min(created_at) AS created_at, max(created_at) AS updated_at

@@ -65,6 +65,11 @@ def of_each_turn(columns: str, condition: str = "true") -> str:
 ) AS of_turns"""
 
 
+def noted_turn(turn: int, newest: int) -> int | None:
+    """Return the ``newest_turn`` of a row; ``newest`` is the newest turn of the session, the row's own included."""
+    return None if turn == newest else newest
+
+
 def newest_turns(turns: Iterable[int], newest: int = 0) -> Iterator[int | None]:
     """Yield the ``newest_turn`` of each row, from the turns of the rows in order of their sequence numbers.
 
@@ -72,7 +77,7 @@ def newest_turns(turns: Iterable[int], newest: int = 0) -> Iterator[int | None]:
     """
     for turn in turns:
         newest = max(newest, turn)
-        yield None if turn == newest else newest
+        yield noted_turn(turn, newest)
 
 
 async def span(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> Span:
