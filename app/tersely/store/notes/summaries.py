@@ -118,7 +118,7 @@ SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM (
 ) AS shown
 WHERE NOT seq = ANY($6::bigint[]) AND status = 'live' AND model_visible AND turn > 0
 """
-LAST_TURN = f"SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1"
+LAST_LIVE_TURN = f"SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1"
 BEGINNING_OF_TURN = f"""
 SELECT min(seq) FROM {of_turns("seq", "status = 'live'")}
 """
@@ -278,7 +278,7 @@ async def size_of_runs(connection: Connection, tenant: str, session_id: str, run
 
 async def last_turn_begins(connection: Connection, tenant: str, session_id: str) -> int:
     """Return the first sequence number of the last live turn; 1 if there is none."""
-    turn = await connection.fetchval(LAST_TURN, tenant, session_id)
+    turn = await connection.fetchval(LAST_LIVE_TURN, tenant, session_id)
     if turn is None:
         return 1
     turns = await turn_rows.span(connection, tenant, session_id, turn, turn)
