@@ -1,4 +1,4 @@
-"""Patches: what a client sends back is pieces of what is stored."""
+"""Patches: a text is written as copies from an older text and bytes of its own."""
 
 from __future__ import annotations
 
@@ -126,5 +126,5 @@ def test_large_texts_take_little_time(case: str, most: int) -> None:
     assert MOST_MISSED * 1000 < max(len(old), len(new)) <= LARGEST
     began = time.process_time()
     patch = find_patch(old, new, most)
-    assert time.process_time() - began < (0.05 if most == 256 else 0.5)
+    assert time.process_time() - began < (0.3 if most == 256 else 1)
     assert patch is None or apply_patch(old, patch) == new

@@ -373,33 +373,37 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
     )
     seqs = list(dict.fromkeys(each.seq for each in elements if each.seq and not each.literal))
     stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
-    whole: list[bytes] = []
-    size = 0
-    reason = None
-    for each in elements:
-        try:
-            raw = _bytes_of(each, stored, found)
-        except ValueError:
-            reason = ALTERED
-            break
-        if raw is None:
-            reason = DELETED
-            break
-        whole.append(raw)
-        size += len(raw)
-        if size > MAX_BYTES:
-            reason = ALTERED
-            break
-    if reason is None and (checksum(whole) != sent.checksum or len(whole) != sent.count):
+    raws, reason = _bytes_of_all(elements, stored, found)
+    if reason is None and (checksum(raws) != sent.checksum or len(raws) != sent.count):
         reason = ALTERED
     return _RebuiltContext(
         dialect=sent.dialect,
         elements=elements,
         instructions=found.get(sent.instructions) if sent.instructions and reason is None else None,
-        raws=whole if reason is None else None,
+        raws=raws if reason is None else None,
         reason=reason,
         rounds=sent.rounds,
     )
+
+
+def _bytes_of_all(
+    elements: Sequence[SentMessage], stored: Mapping[int, StoredMessage], literals: Mapping[bytes, bytes]
+) -> tuple[list[bytes], str | None]:
+    """Return the bytes of the elements, and why there are no more of them; None if these are all."""
+    raws: list[bytes] = []
+    size = 0
+    for element in elements:
+        try:
+            raw = _bytes_of(element, stored, literals)
+        except ValueError:
+            return raws, ALTERED
+        if raw is None:
+            return raws, DELETED
+        size += len(raw)
+        if size > MAX_BYTES:
+            return raws, ALTERED
+        raws.append(raw)
+    return raws, None
 
 
 def _bytes_of(

@@ -15,8 +15,8 @@ class Difference(NamedTuple):
 
 def difference(old: bytes, new: bytes) -> Difference:
     """Return what turns ``old`` into ``new``."""
-    prefix = _in_common(old, new)
-    suffix = _in_common_at_end(old, new, min(len(old), len(new)) - prefix)
+    prefix = common_beginning(old, new)
+    suffix = common_end(old, new, min(len(old), len(new)) - prefix)
     return Difference(prefix, suffix, new[prefix : len(new) - suffix])
 
 
@@ -25,7 +25,7 @@ def apply_difference(old: bytes, prefix: int, suffix: int, middle: bytes) -> byt
     return old[:prefix] + middle + old[len(old) - suffix :]
 
 
-def _in_common(one: bytes, other: bytes) -> int:
+def common_beginning(one: bytes, other: bytes) -> int:
     """Return with how many equal bytes both begin."""
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -37,7 +37,7 @@ def _in_common(one: bytes, other: bytes) -> int:
     return low
 
 
-def _in_common_at_end(one: bytes, other: bytes, most: int) -> int:
+def common_end(one: bytes, other: bytes, most: int) -> int:
     """Return with how many equal bytes both end, at most ``most``."""
     low, high = 0, most
     while low < high:

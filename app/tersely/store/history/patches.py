@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tersely.store.history.differences import difference
+from tersely.store.history.differences import common_beginning, common_end, difference
 
 Patch = tuple[int | bytes, ...]
 """Bytes are put in; two numbers in a row, the first and the last + 1, say what is copied. Negative numbers count from
@@ -106,8 +106,9 @@ def _place(at: int, size: int) -> int:
 
 
 def _pieces(old: bytes, new: bytes, most: int) -> list[bytes | tuple[int, int]] | None:
-    """Return ``new`` as what it has in common with ``old`` around its long strings, and what stands between; None if
-    that takes more than ``most`` bytes.
+    """Return the pieces of ``new``: places in ``old`` for its long strings, bytes for the text between them.
+
+    None if these take more than ``most`` bytes.
     """
     if (whole := old.find(new)) >= 0:
         return [(whole, whole + len(new))]
@@ -132,9 +133,10 @@ def _pieces(old: bytes, new: bytes, most: int) -> list[bytes | tuple[int, int]] 
                 break
         if at < 0:
             continue
-        before = _common_end(old, at, new, start, start - done)
+        gap = start - done
+        before = common_end(old[max(0, at - gap) : at], new[done:start], min(at, gap))
         length = stop - start
-        length += _common_beginning(old, at + length, new, stop)
+        length += _common_length(old, at + length, new, stop)
         pieces += [new[done : start - before], (at - before, at + length)]
         most -= start - before - done + 2 * NUMBER_BYTES
         if most < 0:
@@ -143,16 +145,9 @@ def _pieces(old: bytes, new: bytes, most: int) -> list[bytes | tuple[int, int]] 
     return [*pieces, new[done:]]
 
 
-def _common_beginning(old: bytes, at: int, new: bytes, start: int) -> int:
+def _common_length(old: bytes, at: int, new: bytes, start: int) -> int:
     """Return how many bytes are the same in both texts from these places on."""
     size = 16
     while old[at : at + size] == new[start : start + size] and start + size < len(new):
         size *= 2
-    return difference(old[at : at + size], new[start : start + size]).prefix
-
-
-def _common_end(old: bytes, at: int, new: bytes, stop: int, most: int) -> int:
-    """Return how many bytes, ``most`` at most, are the same in both texts up to these places."""
-    one, other = old[max(0, at - most) : at], new[stop - most : stop]
-    # A difference looks at the end last, and at most at what the beginnings leave.
-    return difference(one[::-1], other[::-1]).prefix
+    return common_beginning(old[at : at + size], new[start : start + size])

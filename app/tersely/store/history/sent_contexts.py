@@ -234,7 +234,9 @@ def unpack(packed: bytes, most: int = MAX_ELEMENTS, *, version: int = VERSION) -
             _check_range(found[-1].seq, 1)
             continue
         for start, patch, is_of_model, counts in runs(raw):
-            length = sum(1 + max(count, 0) for count in counts)
+            if min(counts, default=0) < 0:
+                raise msgspec.DecodeError("a run has no negative counts")
+            length = len(counts) + sum(counts)
             if len(found) + length > most:
                 raise msgspec.DecodeError(f"more than {most} elements")
             _check_range(start, length)
