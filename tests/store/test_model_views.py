@@ -62,14 +62,6 @@ def test_a_view_is_stored_whole_where_that_is_no_longer() -> None:
 
 
 @pytest.fixture
-async def store(database: conftest.Database) -> AsyncIterator[Database]:
-    opened = Database(dsn=database.dsn, size=1, timeout=20)
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def admin(database: conftest.Database) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     """A session with each of `VIEWS` twice: as it is stored now, and as older code stored it."""
     connection = await asyncpg.connect(database.admin_dsn)

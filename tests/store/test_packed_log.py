@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +19,6 @@ from tersely.store.history import packed_log, terse
 from tersely.store.history.packed_log import DERIVED_FROM, LogLine
 from tersely.store.history.turn_rows import LAST_TURN
 from tersely.store.ops import stats
-from tests import conftest
 from tests.store.test_lookup_plans import FILL_SESSIONS
 from tests.store.test_statement_plans import FILL_MESSAGES
 
@@ -93,21 +92,6 @@ def test_only_derived_lines_of_replies_are_packed() -> None:
     packed, rows = packed_log.number_entries(entries)
     assert [cursor for cursor, _ in packed] == [(1, 2, DERIVED_FROM), (3, 6, DERIVED_FROM + 2)]
     assert [cursor for cursor, _ in rows] == [(2, 4, DERIVED_FROM + 1)]
-
-
-@pytest.fixture
-async def store(database: conftest.Database) -> AsyncIterator[Database]:
-    opened = Database(dsn=database.dsn, size=1, timeout=20)
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def admin(database: conftest.Database) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(database.admin_dsn)
-    yield connection
-    await connection.close()
 
 
 async def add_rows(admin: asyncpg.Connection[asyncpg.Record], session: str, some: Sequence[LogLine]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import asyncpg
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from tersely.store.commit import turns
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import turn_rows
-from tests import conftest
 from tests.store.test_distribution import on_one_server
 from tests.store.test_lookup_plans import plan_nodes
 
@@ -41,21 +39,6 @@ def test_turns_do_not_fall_where_no_newest_turn_is_noted(given_turns: list[int])
     reached = [turn if newest is None else newest for turn, newest in zip(given_turns, noted, strict=True)]
     assert reached == sorted(reached)
     assert 0 not in noted, "0 says that the row is older than the column"
-
-
-@pytest.fixture
-async def store(database: conftest.Database) -> AsyncIterator[Database]:
-    opened = Database(dsn=database.dsn, size=1, timeout=20)
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def admin(database: conftest.Database) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(database.admin_dsn)
-    yield connection
-    await connection.close()
 
 
 async def add(
