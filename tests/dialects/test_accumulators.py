@@ -56,7 +56,7 @@ def test_choice_of_anthropic_shows_the_client_no_tag_and_no_empty_block() -> Non
     for block in blocks:
         assert block.stripper is not None
         block.show(block.stripper.feed(block.text) + block.stripper.close())
-    choice = choice_of(blocks, raws, "end_turn")
+    choice = choice_of(blocks, "end_turn")
     assert [each["text"] for each in json.loads(choice.model_message)["content"]] == texts
     assert [each["text"].strip() for each in json.loads(choice.client_message)["content"]] == ["Done."]
     assert choice.terse == ("did it", "more")

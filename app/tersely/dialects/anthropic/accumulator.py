@@ -153,8 +153,9 @@ def container_of(members: dict[str, bytes]) -> str:
     return string_member(object_of(members.get("container")), "id")
 
 
-def choice_of(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:
-    """Return the choice of ``blocks``; ``raws`` is the model's view of them."""
+def choice_of(blocks: list[GrowingBlock], finish: str) -> ReplyChoice:
+    """Return the choice of ``blocks``."""
+    raws = [block.write() for block in blocks]
     message = raw_json.join_object({"role": ASSISTANT, "content": raw_json.join_array(raws)})
     shown = message
     if any(block.is_cut for block in blocks):

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tersely.dialects.wire import raw_json
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 """Signed by the provider: sent back to the bit, or left out."""
+
+
+class Block(NamedTuple):
+    """A block of content: its bytes, its members, and its type (empty: none)."""
+
+    raw: bytes
+    members: dict[str, bytes]
+    type: str
+
+
+def read_block(raw: bytes) -> Block:
+    """Return a block with its members."""
+    members = raw_json.split_object(raw)
+    return Block(raw, members, string_member(members, "type"))
 
 
 def split_content(content: bytes) -> list[bytes]:
@@ -44,7 +60,12 @@ def is_blank(block: bytes) -> bool:
 
 def with_block_text(block: bytes, text: str) -> bytes:
     """Return a text block with another text."""
-    return raw_json.join_object({**raw_json.split_object(block), "text": raw_json.dump(text)})
+    return with_text_member(raw_json.split_object(block), text)
+
+
+def with_text_member(members: dict[str, bytes], text: str) -> bytes:
+    """Return the text block that has ``members`` with another text."""
+    return raw_json.join_object({**members, "text": raw_json.dump(text)})
 
 
 def replace_text(blocks: list[bytes], text: str) -> list[bytes]:

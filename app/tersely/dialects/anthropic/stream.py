@@ -288,7 +288,7 @@ class _Accumulator:
 
     def _choice(self) -> ReplyChoice:
         blocks = [self.blocks[index] for index in sorted(self.blocks)]
-        return choice_of(blocks, [block.write() for block in blocks], self._finish)
+        return choice_of(blocks, self._finish)
 
 
 def _read_delta(data: bytes | None) -> _DeltaEvent | None:

@@ -12,15 +12,16 @@ from typing import assert_never
 from tersely.dialects.anthropic.caching import add_breakpoints, limit_breakpoints
 from tersely.dialects.anthropic.content import (
     THINKING,
+    Block,
     block_type,
     content_of,
     insert_text,
-    is_blank,
+    read_block,
     replace_text,
     split_content,
     string_member,
     text_block,
-    with_block_text,
+    with_text_member,
 )
 from tersely.dialects.dialect import ErrorDescription, RequestPatch
 from tersely.dialects.wire import raw_json
@@ -137,7 +138,7 @@ def as_input(reply: bytes) -> bytes:
     members = raw_json.split_object(reply)
     content = members.get("content", b"null")
     blocks = split_content(content)
-    kept = [block for block in blocks if _is_fit(block)]
+    kept = [block for block in blocks if _is_fit(read_block(block))]
     if len(kept) == len(blocks) and members.keys() == {"role", "content"}:
         return reply
     return raw_json.join_object({"role": members.get("role", b'"assistant"'), "content": raw_json.join_array(kept)})
@@ -167,27 +168,25 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
     """
     members = raw_json.split_object(client_raw)
     content = members.get("content", b"null")
-    ours = [block for block in content_of(model_raw) if _is_fit(block)]
+    ours = [block for block in map(read_block, content_of(model_raw)) if _is_fit(block)]
     if not content.startswith(b"["):
-        words = [string_member(raw_json.split_object(block), "text") for block in ours if block_type(block) == "text"]
-        return raw_json.join_object({**members, "content": raw_json.dump("".join(words))})
-    shown_parts = raw_json.split_array(content)
+        words = "".join([string_member(block.members, "text") for block in ours if block.type == "text"])
+        return raw_json.join_object({**members, "content": raw_json.dump(words)})
+    shown = [*map(read_block, raw_json.split_array(content))]
     restored: list[bytes] = []
-    text_blocks: list[bytes] = []
+    texts: list[Block] = []
+    start = 0
     for block in ours:
-        kind = block_type(block)
-        if kind == "text":
-            text_blocks.append(block)
+        if block.type == "text":
+            texts.append(block)
             continue
-        shown = next(
-            (index for index, other in enumerate(shown_parts) if block_type(other) != "text"), len(shown_parts)
-        )
-        if shown < len(shown_parts) and block_type(shown_parts[shown]) == kind:
-            restored += [*_restore_words(shown_parts[:shown], text_blocks), shown_parts[shown]]
-            shown_parts, text_blocks = shown_parts[shown + 1 :], []
-    echoed = [block for block in shown_parts if block_type(block) == "text"]
-    others = [block for block in shown_parts if block_type(block) != "text"]
-    content = raw_json.join_array([*restored, *_restore_words(echoed, text_blocks), *others])
+        stop = next((index for index in range(start, len(shown)) if shown[index].type != "text"), len(shown))
+        if stop < len(shown) and shown[stop].type == block.type:
+            restored += [*_restore_words(shown[start:stop], texts), shown[stop].raw]
+            start, texts = stop + 1, []
+    echoed = [block for block in shown[start:] if block.type == "text"]
+    others = [block.raw for block in shown[start:] if block.type != "text"]
+    content = raw_json.join_array([*restored, *_restore_words(echoed, texts), *others])
     return raw_json.join_object({**members, "content": content})
 
 
@@ -296,23 +295,21 @@ def _write_call(call: ToolCall) -> bytes:
     return raw_json.join_object({**head, "input": arguments})
 
 
-def _is_fit(block: bytes) -> bool:
-    members = raw_json.split_object(block)
-    kind = string_member(members, "type")
-    if kind == "text":
-        return not is_blank(block)
-    if kind in THINKING:
-        return bool(string_member(members, "signature") or string_member(members, "data"))
-    return not (kind in _CALL_TYPES and PARTIAL in members)
+def _is_fit(block: Block) -> bool:
+    if block.type == "text":
+        return bool(string_member(block.members, "text").strip())
+    if block.type in THINKING:
+        return bool(string_member(block.members, "signature") or string_member(block.members, "data"))
+    return not (block.type in _CALL_TYPES and PARTIAL in block.members)
 
 
-def _restore_words(echoed: list[bytes], text_blocks: list[bytes]) -> list[bytes]:
+def _restore_words(echoed: Sequence[Block], ours: Sequence[Block]) -> list[bytes]:
     """Return the model's text blocks for those that the client was shown."""
-    if len(echoed) != len(text_blocks):
-        return text_blocks
+    if len(echoed) != len(ours):
+        return [block.raw for block in ours]
     return [
-        with_block_text(shown_parts, string_member(raw_json.split_object(ours), "text"))
-        for shown_parts, ours in zip(echoed, text_blocks, strict=True)
+        with_text_member(shown.members, string_member(block.members, "text"))
+        for shown, block in zip(echoed, ours, strict=True)
     ]
 
 
