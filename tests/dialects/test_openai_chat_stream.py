@@ -310,12 +310,17 @@ def test_event_with_other_members_stays_without_its_text():
     for chunk in (
         event({"role": "assistant", "content": tag}),
         event({"content": tag, "reasoning": "hm"}),
+        event({"content": tag, "refusal": "no"}),
+        event({"content": tag, "tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}),
         event({"content": tag}, "stop"),
         event({"content": tag}, usage={"total_tokens": 1}),
         event({"content": tag}, x_groq={"id": "1"}),
     ):
         (payload,) = payloads(run([chunk])[0])
         assert payload["choices"][0]["delta"]["content"] == ""
+    with_logprobs = event({"content": tag}).replace(b'"logprobs": null', b'"logprobs": {"content": []}')
+    (payload,) = payloads(run([with_logprobs])[0])
+    assert payload["choices"][0]["logprobs"] == {"content": []}
 
 
 def test_escaped_brackets_are_brackets():

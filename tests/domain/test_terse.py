@@ -184,6 +184,24 @@ def test_a_planted_tag_leaves_no_trace(text: str, place: int, inside: str):
     assert strip_terse(planted) == (text, (entry,) if entry else ())
 
 
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (["<terse>a", "b", "c</terse>d"], ["", "", "d"]),
+        (["`<terse>a</terse>", "\n"], ["`", "\n"]),  # the line's end says that no span is open
+        (["`a<terse>b`", "c"], ["`a", "<terse>b`c"]),  # the run of backticks may have gone on
+        (["`a<terse>b", "`", "c"], ["`a", "", "<terse>b`c"]),
+        (
+            ["<terse>", "x" * (MAX_TAG - len(OPEN) - 1), "y"],
+            ["", "", "<terse>" + "x" * (MAX_TAG - len(OPEN) - 1) + "y"],
+        ),
+    ],
+)
+def test_a_tag_waits_until_it_is_known_to_be_one(pieces: list[str], shown: list[str]):
+    reader = TerseStream()
+    assert [reader.feed(piece) for piece in pieces] == shown
+
+
 @given(TEXTS)
 def test_entries_are_single_lines(text: str):
     assert all(entry and entry == " ".join(entry.split()) for entry in strip_terse(text)[1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tersely.dialects.dialect import ClientView, Reply
 from tersely.dialects.openai_chat.accumulator import ChoiceState
-from tersely.dialects.openai_chat.stream_events import ABSENT, Chunk, read_chunk, read_chunks
+from tersely.dialects.openai_chat.stream_events import ABSENT, ENVELOPE, Chunk, has_words_only, read_chunk, read_chunks
 from tersely.dialects.openai_content import replace_text
 from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
 from tersely.dialects.wire import raw_json
@@ -24,14 +24,6 @@ from tersely.domain.text.tags import NOTHING
 _MAX_UNREAD = 64 * 1024
 _DONE = b"[DONE]"
 _USAGE = b'"usage"'
-
-_ENVELOPE = frozenset(
-    {
-        "id", "object", "created", "model", "choices", "system_fingerprint", "service_tier", "obfuscation",
-        "provider", "p", "stream_options", "native_finish_reason",
-    }
-)  # fmt: skip
-"""Members that say nothing by themselves: an event with only these and no words left in it is dropped."""
 
 
 class ReplyStream:
@@ -331,6 +323,8 @@ class _HeldEvent:
         edits = {index: piece for index, piece in self.pieces.items() if piece.shown != piece.text}
         if not (edits or self.drops_usage):
             return self.event.raw
+        if edits and not any(piece.shown for piece in edits.values()) and has_words_only(self.data):
+            return b""
         members = raw_json.split_object(self.data)
         if self.drops_usage:
             del members["usage"]
@@ -379,7 +373,7 @@ def _has_usage_only(data: bytes) -> bool:
         return False
     if "choices" in members:
         return not _has_value(members["choices"])
-    return not any(_has_value(members[key]) for key in members.keys() - _ENVELOPE - {"usage"})
+    return not any(_has_value(members[key]) for key in members.keys() - ENVELOPE - {"usage"})
 
 
 def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, Piece]) -> bool:
@@ -387,7 +381,7 @@ def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, 
     return (
         not any(piece.shown for piece in edits.values())
         and all(map(_carries_nothing, choices))
-        and not any(_has_value(members[key]) for key in members.keys() - _ENVELOPE)
+        and not any(_has_value(members[key]) for key in members.keys() - ENVELOPE)
     )
 
 

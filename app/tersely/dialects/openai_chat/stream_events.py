@@ -12,6 +12,13 @@ from tersely.dialects.wire.bodies import try_decode
 
 ABSENT = msgspec.Raw()
 """The value of a missing member."""
+ENVELOPE = frozenset(
+    {
+        "id", "object", "created", "model", "choices", "system_fingerprint", "service_tier", "obfuscation",
+        "provider", "p", "stream_options", "native_finish_reason",
+    }
+)  # fmt: skip
+"""Members that say nothing by themselves: an event with only these and no words left in it is dropped."""
 
 
 class FunctionDelta(msgspec.Struct):
@@ -68,8 +75,28 @@ class Chunk(msgspec.Struct):
         return self.usage is not ABSENT or self.error is not ABSENT
 
 
+class _WordsDelta(msgspec.Struct, forbid_unknown_fields=True):
+    content: str
+    role: None = None
+    refusal: None = None
+    tool_calls: None = None
+
+
+class _WordsChoice(msgspec.Struct, forbid_unknown_fields=True):
+    delta: _WordsDelta
+    index: int = 0
+    finish_reason: None = None
+    logprobs: None = None
+
+
+_Words = msgspec.defstruct(
+    "_Words",
+    [("choices", tuple[_WordsChoice]), ("usage", None, None), *[(name, Any, None) for name in ENVELOPE - {"choices"}]],
+    forbid_unknown_fields=True,
+)
 _chunk_decoder = msgspec.json.Decoder(Chunk)
 _chunks_decoder = msgspec.json.Decoder(list[Chunk])
+_words_decoder = msgspec.json.Decoder(_Words)
 
 
 def read_chunks(payloads: list[bytes], unread: UnreadPayloads) -> list[Chunk]:
@@ -108,6 +135,11 @@ def read_chunk(data: bytes, unread: UnreadPayloads) -> Chunk | None:
     except UNDESCRIBED:
         unread.add(data)
     return chunk
+
+
+def has_words_only(data: bytes) -> bool:
+    """Return whether an event has the words of one choice and nothing else, in the usual form of hosts."""
+    return try_decode(_words_decoder, data) is not None
 
 
 def read_described(data: bytes) -> Chunk | None:

@@ -69,11 +69,23 @@ class TerseStream:
 
     def feed(self, piece: str) -> str:
         """Return the text that may be shown now: everything but tags and a possible tag's beginning at the end."""
-        if not self._held and "<" not in piece:
+        held = self._held
+        if not held and "<" not in piece:
             self._advance(piece)
             return piece
-        text = self._held + piece
-        return self._read(text, is_end=False)
+        if held.startswith(OPEN) and self._is_inside(held, piece):
+            self._held = held + piece
+            return ""
+        return self._read(held + piece, is_end=False)
+
+    @staticmethod
+    def _is_inside(held: str, piece: str) -> bool:
+        """Return whether the tag that has begun in ``held`` goes on behind ``piece``: neither it nor a code span can
+        end there.
+        """
+        if ">" in piece or "`" in piece or held[-1] == "`" or CLOSE in held:
+            return False
+        return len(held) + len(piece) < MAX_TAG
 
     def close(self) -> str:
         """The text is over: what was held back is a tag, or text after all."""
