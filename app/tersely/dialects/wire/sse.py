@@ -59,6 +59,8 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that ``chunk`` completes. Raises ``EventTooLarge``; then ``close`` returns the rest."""
+        if not self._buffer and (simple := _read_simple(chunk)) is not None:
+            return [simple]
         self._buffer += chunk
         self._has_cr = self._has_cr or b"\r" in chunk
         events: list[SseEvent] = []
@@ -125,9 +127,8 @@ def parse_events(block: bytes) -> list[SseEvent]:
 
 def parse_event(raw: bytes) -> SseEvent:
     """Return the fields of one event's bytes."""
-    if (simple := _SIMPLE.fullmatch(raw)) is not None:
-        name, value = simple.groups(b"")
-        return SseEvent(raw=raw, data=value, event=name.decode(errors="replace"))
+    if (simple := _read_simple(raw)) is not None:
+        return simple
     data: list[bytes] = []
     event = ""
     is_comment = False
@@ -142,6 +143,15 @@ def parse_event(raw: bytes) -> SseEvent:
         elif not name and colon:
             is_comment = True
     return SseEvent(raw=raw, data=b"\n".join(data) if data else None, event=event, is_comment=is_comment)
+
+
+def _read_simple(raw: bytes) -> SseEvent | None:
+    """Return the only event in ``raw``, in the form of most events; None for any other form."""
+    match = _SIMPLE.fullmatch(raw)
+    if match is None:
+        return None
+    name, value = match.groups(b"")
+    return SseEvent(raw=raw, data=value, event=name.decode(errors="replace"))
 
 
 def with_data(event: SseEvent, data: bytes) -> bytes:
