@@ -11,8 +11,9 @@ import pytest
 
 from tersely.console.views.session_pages import ROWS
 from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
-from tersely.service.sessions import calls as service_calls
-from tersely.service.sessions.calls import Calls, ContextLine
+from tersely.service.sessions import sent_lines
+from tersely.service.sessions.calls import Calls
+from tersely.service.sessions.sent_lines import ContextLine
 from tests.conftest import Database
 from tests.support.services import Service, serve
 from tests.support.stores import open_store
@@ -114,7 +115,7 @@ async def test_page_of_a_long_session_builds_only_the_shown_rows(
         built += 1
         return ContextLine(**given)
 
-    monkeypatch.setattr(service_calls, "ContextLine", count)
+    monkeypatch.setattr(sent_lines, "ContextLine", count)
     async with httpx.AsyncClient(base_url=fronting.url, timeout=60) as http:
         await fill(http, "long", 2_000)
         for number in range(2):

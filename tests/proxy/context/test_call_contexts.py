@@ -19,6 +19,7 @@ from tersely.store.history.sent_contexts import VERSION, SentContext, encode
 from tersely.strategies.presets import STRATEGIES
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, script
+from tests.support.loop_time import callback_times
 from tests.support.rows import query as look
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, scripted
@@ -179,6 +180,28 @@ async def test_descriptions_that_no_call_had_are_refused(fronting: Service, answ
     members = json.loads(await get(fronting, f"/sessions/{session}/calls/1/context"))
     assert members["messages"] is None
     assert members["reason"] in {ALTERED, DELETED}
+
+
+@pytest.mark.parametrize("count", [1, 999_999])
+async def test_no_callback_is_long_for_a_description_of_a_million_elements(
+    fronting: Service, answering: Model, count: int
+) -> None:
+    """Few bytes of an imported description may stand for very many messages: all of them one, or of no session."""
+    talk = Conversation(url=fronting.url, kind="chat")
+    async with aiohttp.ClientSession() as http:
+        assert (await talk.ask(http)).has_ended
+    session = await session_of(fronting, talk.name)
+    runs = [{1: count}] * (999_999 // count)
+    sent = SentContext(
+        version=VERSION, dialect="openai_chat", blocks=(), rest=msgspec.msgpack.encode(runs), instructions=b"",
+        layers=(), rounds=(), checksum=1, count=999_999,
+    )  # fmt: skip
+    change = "UPDATE calls SET sent = $2 WHERE session_id = $1 RETURNING number"
+    await look(fronting, change, session, encode(sent))
+    with callback_times(fronting) as times:
+        members = json.loads(await get(fronting, f"/sessions/{session}/calls/1/context"))
+    assert members["messages"] is None
+    assert times.worst[0] < 0.2, times.worst  # freeing a million objects takes half of it
 
 
 async def test_history_with_another_spelling_is_recognised(store: Database) -> None:

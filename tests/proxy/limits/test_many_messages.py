@@ -101,6 +101,21 @@ async def test_no_callback_is_long_for_very_many_questions(store: Database, mode
     assert times.worst[0] < LONGEST_WITH_FREEING, times.worst
 
 
+async def test_no_callback_is_long_where_a_long_context_is_looked_at(store: Database, model: Model, key: str) -> None:
+    most = Settings(_env_file=None).max_messages
+    messages = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(most - 2)]
+    with serve(store, model.url) as service:
+        sent = await post(service, body_of(*messages, "end"), X_Tersely_Session=key, X_Tersely_Strategy="full")
+        assert sent.status == 200
+        call = f"/api/sessions/{key}/calls/1"
+        await post(service, b"", path=f"{call}/context", method="GET")  # the routes are made when used
+        with callback_times(service) as times:
+            context = await post(service, b"", path=f"{call}/context", method="GET")
+    assert context.json["exact"]
+    assert len(context.json["messages"]) == most - 1
+    assert times.worst[0] < LONGEST, times.worst
+
+
 async def test_no_callback_is_long_for_a_long_import(store: Database, model: Model, key: str) -> None:
     context = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(30_000)]
     body = json.dumps({"id": key, "context": context}).encode()

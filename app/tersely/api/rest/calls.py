@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -51,7 +52,8 @@ async def get_call_context(services: AppServices, tenant: Tenant, session_id: Se
     """The messages and tools that were sent to the model, byte for byte, and for each stored message whether it was
     kept, shortened or left out.
     """
-    return json_response(_write_context(await services.calls.context(tenant, session_id, number)))
+    context = await services.calls.context(tenant, session_id, number)
+    return await asyncio.to_thread(lambda: json_response(_write_context(context)))
 
 
 @router.get("/sessions/{session_id}/epochs", summary="Epochs of a session", response_model=EpochPage)

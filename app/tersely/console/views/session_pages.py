@@ -13,8 +13,8 @@ from tersely.console.router import PageRequest
 from tersely.console.strip import MOST, draw
 from tersely.console.tool_list import list_tools
 from tersely.console.views.base import ViewGroup, redirect, replay_of
-from tersely.service.sessions.calls import text_of_instructions
 from tersely.service.sessions.comparisons import MAX_CHARS, readable
+from tersely.service.sessions.sent_lines import text_of_instructions
 
 ROWS = 60
 """Rows of a session that a page holds; others come when they are scrolled to."""

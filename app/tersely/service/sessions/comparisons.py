@@ -11,7 +11,8 @@ from tersely.domain.errors import NotFound, TerselyError
 from tersely.domain.history.history import DEFAULT_PRIORITY
 from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.sessions.calls import Calls, ContextLine, ContextWindow
+from tersely.service.sessions.calls import Calls, ContextWindow
+from tersely.service.sessions.sent_lines import ContextLine
 from tersely.store.db.connection import Database
 from tersely.store.history import messages
 from tersely.store.history.messages import StoredMessage

@@ -7,11 +7,13 @@ client's other spelling of a message) is a literal: a row of ``attributes``, sto
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
+from asyncpg import Record
 from msgspec import structs
 
 from tersely.store.db.connection import Connection
@@ -397,13 +399,18 @@ async def forget(connection: Connection, tenant: str, session_id: str, seqs: Col
     after = 0
     while True:
         records = await connection.fetch(SENT, tenant, session_id, after, min(seqs), DESCRIPTIONS_AT_ONCE)
-        left = [(record["number"], record["sent"], _without_patches(record["sent"], seqs)) for record in records]
-        changed = {number: new for number, old, new in left if new != old}
+        changed = await asyncio.to_thread(_changed, records, seqs)
         if changed:
             await connection.execute(SET_SENT, tenant, session_id, list(changed), list(changed.values()))
         if len(records) < DESCRIPTIONS_AT_ONCE:
             return
         after = records[-1]["number"]
+
+
+def _changed(records: Sequence[Record], seqs: Collection[int]) -> dict[int, bytes | None]:
+    """Return the descriptions that quote these messages, without the quotes, by the numbers of their calls."""
+    left = [(record["number"], record["sent"], _without_patches(record["sent"], seqs)) for record in records]
+    return {number: new for number, old, new in left if new != old}
 
 
 def _without_patches(stored: bytes, seqs: Collection[int]) -> bytes | None:

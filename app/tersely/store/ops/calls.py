@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -196,7 +197,8 @@ async def epoch_plan(connection: Connection, tenant: str, session_id: str, numbe
 
 async def messages_up_to(connection: Connection, tenant: str, session_id: str, last: int) -> list[MessageRow]:
     """The messages up to ``last``, in the order of the history."""
-    return [MessageRow(**dict(row)) for row in await connection.fetch(ROWS, tenant, session_id, last)]
+    records = await connection.fetch(ROWS, tenant, session_id, last)
+    return await asyncio.to_thread(lambda: [MessageRow(**dict(record)) for record in records])
 
 
 async def messages_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[MessageRow]:
