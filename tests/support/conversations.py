@@ -86,6 +86,8 @@ class Conversation:
     reply_id: str = ""
     log: list[str] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    words: str = ""
+    """What each question says besides its mark."""
 
     @property
     def is_delta(self) -> bool:
@@ -95,7 +97,7 @@ class Conversation:
         """Ask the next question."""
         number = self.requests
         self.requests += 1
-        text = f"{'TOOL ' if 'tools' in self.kind else ''}Q:{self.name}:{number}."
+        text = f"{'TOOL ' if 'tools' in self.kind else ''}Q:{self.name}:{number}.{self.words}"
         path, body, headers = self._request(text)
         try:
             got = await _fetch(http, self.url + path, body, {**self.headers, **headers})

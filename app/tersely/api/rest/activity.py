@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
 from tersely.api.rest.calls import write_call
 from tersely.api.rest.guard import GuardedRoute, Permission, Tenant
-from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, printable, write_time
+from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_json, write_time
 from tersely.api.rest.schemas.common import Body, Limit, Since
 from tersely.api.rest.schemas.search import HitsOut
 from tersely.api.rest.schemas.stats import TenantEventPage
@@ -106,7 +105,7 @@ def _write_found(message: PassageMessage) -> dict[str, Any]:
         "seq": message.seq,
         "turn": write_turn_id(message.turn) if message.turn else None,
         "role": message.role,
-        "excerpt": printable(message.excerpt),
+        "excerpt": message.excerpt,
     }
 
 
@@ -123,7 +122,7 @@ async def _stream(batches: AsyncIterator[list[ActivityItem]]) -> AsyncIterator[b
     async for found in batches:
         for each in found:
             data = write_happening(each)
-            yield b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), msgspec.json.encode(data))
+            yield b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write_json(data))
         if not found and quiet % QUIET_LOOKS == 0:
             yield b": quiet\n\n"
         quiet = 0 if found else quiet + 1

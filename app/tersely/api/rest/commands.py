@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
-from tersely.api.rest.responses import json_response, printable
+from tersely.api.rest.responses import json_response
 from tersely.api.rest.schemas.tools import CommandAnswer, RunCommand
 from tersely.api.rest.services import AppServices
 from tersely.domain.chat_commands import is_command, parse_command
@@ -20,10 +20,5 @@ async def run_command(services: AppServices, tenant: Tenant, session_id: Session
     """`/context`, `/undo`, `/message`, `/session scratchpad` or `/config`. The answer is readable text."""
     if not is_command(body.text):
         raise InvalidRequest("text must be a command such as /context", field="text")
-    return json_response(
-        {
-            "text": printable(
-                await services.commands.run(tenant, session_id, parse_command(body.text), CompactionOptions())
-            )
-        }
-    )
+    answer = await services.commands.run(tenant, session_id, parse_command(body.text), CompactionOptions())
+    return json_response({"text": answer})

@@ -8,12 +8,13 @@ import msgspec
 from fastapi import APIRouter, Header, Request, Response
 
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
-from tersely.api.rest.responses import json_response, printable
+from tersely.api.rest.responses import json_response
 from tersely.api.rest.schemas.contexts import BuildContext, ContextOut
 from tersely.api.rest.schemas.search import SearchOut, SearchRequest
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import write_turn_id
 from tersely.domain.search.excerpts import parse_lookup, render_row
+from tersely.domain.text.encodable import encodable
 from tersely.service.search.session_search import LookupResult
 from tersely.service.sessions.previews import Preview, PreviewRequest, as_text
 
@@ -51,7 +52,7 @@ async def build_context(
     )
     preview = await services.previews.build(tenant, session_id, options)
     if body.format == "text" or accept.lower().startswith("text/plain"):
-        return Response(printable(as_text(preview, body.dialect)), media_type="text/plain; charset=utf-8")
+        return Response(encodable(as_text(preview, body.dialect)), media_type="text/plain; charset=utf-8")
     return json_response(_write(preview))
 
 
@@ -73,7 +74,7 @@ async def search_session(services: AppServices, tenant: Tenant, session_id: Sess
 def _write(preview: Preview) -> dict[str, Any]:
     report = preview.report
     return {
-        "instructions": None if preview.text is None else printable(preview.text),
+        "instructions": preview.text,
         "instruction_messages": [msgspec.Raw(raw) for raw in preview.instructions],
         "messages": [msgspec.Raw(raw) for raw in preview.messages],
         "strategy": preview.strategy,
@@ -93,7 +94,7 @@ def _write(preview: Preview) -> dict[str, Any]:
 
 def _write_findings(findings: LookupResult) -> dict[str, Any]:
     return {
-        "text": printable(findings.text),
+        "text": findings.text,
         "excerpts": [
             {
                 "first": excerpt.range.first,
@@ -104,7 +105,7 @@ def _write_findings(findings: LookupResult) -> dict[str, Any]:
                         "seq": seq,
                         "turn": write_turn_id(row.turn),
                         "role": row.message.role,
-                        "text": printable(render_row(row)),
+                        "text": render_row(row),
                         "rank": row.rank or None,
                     }
                     for row, seq in zip(excerpt.rows, excerpt.seqs, strict=True)

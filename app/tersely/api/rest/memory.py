@@ -12,7 +12,6 @@ from tersely.api.rest.responses import (
     json_lines_response,
     json_response,
     page_response,
-    printable,
     write_time,
 )
 from tersely.api.rest.schemas.common import Limit
@@ -81,7 +80,7 @@ def _write(entry: MemoryEntry) -> dict[str, Any]:
         "first_seq": entry.first_seq,
         "last_seq": entry.last_seq,
         "ranges": [{"first_seq": first, "last_seq": last} for first, last in entry.ranges],
-        "text": printable(entry.text),
+        "text": entry.text,
         "created_at": write_time(entry.created_at),
     }
 

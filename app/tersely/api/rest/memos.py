@@ -12,7 +12,6 @@ from tersely.api.rest.responses import (
     json_lines_response,
     json_response,
     page_response,
-    printable,
     write_time,
 )
 from tersely.api.rest.schemas.common import Limit
@@ -80,7 +79,7 @@ async def delete_memo(services: AppServices, tenant: Tenant, memo_id: str) -> Re
 def _write(memo: Memo) -> dict[str, Any]:
     return {
         "id": memo.id,
-        "content": printable(memo.content),
+        "content": memo.content,
         "tags": list(memo.tags),
         "session": memo.session_id,
         "created_at": write_time(memo.created_at),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
-from tersely.api.rest.responses import json_response, page_response, printable, write_time
+from tersely.api.rest.responses import json_response, page_response, write_time
 from tersely.api.rest.schemas.common import MAX_SEQ, MAX_TURN, Limit
 from tersely.api.rest.schemas.notes import AppendText, PutText, ScratchpadOut, StateOut, StatePage
 from tersely.api.rest.services import AppServices
@@ -78,7 +78,7 @@ def write_state(state: StateBlock | None) -> dict[str, Any]:
     if state is None:
         return {"text": "", "seq": 0, "source": None, "created_at": None}
     return {
-        "text": printable(state.text),
+        "text": state.text,
         "seq": state.seq,
         "source": state.source,
         "created_at": write_time(state.created_at),
@@ -91,7 +91,7 @@ def _write_past(past: PastState) -> dict[str, Any]:
 
 def _write_scratchpad(scratchpad: Scratchpad) -> dict[str, Any]:
     at = scratchpad.updated_at
-    return {"text": printable(scratchpad.text), "updated_at": None if at is None else write_time(at)}
+    return {"text": scratchpad.text, "updated_at": None if at is None else write_time(at)}
 
 
 def _read_cursor(cursor: str) -> StateCursor:

@@ -10,6 +10,8 @@ import msgspec
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
+from tersely.domain.text.encodable import with_encodable_texts
+
 JSON_LINES = "application/x-ndjson"
 AS_JSON_LINES: dict[int | str, dict[str, Any]] = {
     200: {"description": "One item per line", "content": {JSON_LINES: {"schema": {"type": "string"}}}}
@@ -21,11 +23,17 @@ AS_EVENTS: dict[int | str, dict[str, Any]] = {
 _encoder = msgspec.json.Encoder()
 
 
+def write_json(value: Any) -> bytes:
+    """Return ``value`` as JSON, with `encodable` texts."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(with_encodable_texts(value))
+
+
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return ``value`` as JSON."""
-    return Response(
-        _encoder.encode(value), status_code=status, media_type="application/json", headers=dict(headers or {})
-    )
+    return Response(write_json(value), status_code=status, media_type="application/json", headers=dict(headers or {}))
 
 
 def page_response(items: Sequence[Any], following: object) -> Response:
@@ -35,7 +43,7 @@ def page_response(items: Sequence[Any], following: object) -> Response:
 
 async def json_lines_response(items: AsyncIterator[Any]) -> Response:
     """Return all items, one per line, streamed."""
-    lines = (_encoder.encode(item) + b"\n" async for item in items)
+    lines = (write_json(item) + b"\n" async for item in items)
     # If the database is unavailable, the status says so, since it is sent before the first line.
     first = await anext(lines, b"")
     return StreamingResponse(_from_first(first, lines), media_type=JSON_LINES)
@@ -55,8 +63,3 @@ def raw_value(raw: bytes | None) -> msgspec.Raw | None:
 def write_time(at: datetime) -> str:
     """Return a time in ISO 8601, UTC."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def printable(text: str) -> str:
-    """Return text that UTF-8 can encode: lone surrogates are replaced."""
-    return text.encode("utf-8", "replace").decode()

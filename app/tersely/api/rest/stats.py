@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
 from tersely.api.rest.guard import GuardedRoute, Permission, SessionId, Tenant
-from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_time
+from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_json, write_time
 from tersely.api.rest.schemas.common import Limit
 from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.services import AppServices
@@ -81,7 +80,7 @@ async def write_stream(batches: AsyncIterator[list[StreamItem]]) -> AsyncIterato
             yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
                 cursor.write().encode(),
                 data["type"].encode(),
-                msgspec.json.encode(data),
+                write_json(data),
             )
         # The first poll is answered at once, so that the client sees that the stream is open.
         if not found and quiet % QUIET_LOOKS == 0:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
-from tersely.api.rest.responses import json_response, page_response, printable
+from tersely.api.rest.responses import json_response, page_response
 from tersely.api.rest.schemas.common import MAX_TURN, Limit
 from tersely.api.rest.schemas.notes import TersePage
 from tersely.api.rest.schemas.sessions import ImportedSessionOut
@@ -34,8 +34,9 @@ async def list_terse_entries(
 ) -> Response:
     """List the model's summary of each turn, or a derived one where the model wrote none."""
     found, following = await services.exports.log(tenant, session_id, after=_read_cursor(after), limit=limit)
-    items = [{name: printable(text) for name, text in write_entry(entry).items()} for entry in found]
-    return page_response(items, None if following is None else ".".join(map(str, following)))
+    return page_response(
+        [write_entry(entry) for entry in found], None if following is None else ".".join(map(str, following))
+    )
 
 
 @router.get("/sessions/{session_id}/export", summary="Export a session", response_model=ExportOut)

@@ -19,6 +19,7 @@ from tersely.dialects.registry import REPLY_WRITERS
 from tersely.domain.chat_commands import HELP, parse_command
 from tersely.domain.errors import InvalidRequest, TerselyError
 from tersely.domain.messages import Message
+from tersely.domain.text.encodable import encodable
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.proxy.call import history_by_reference
@@ -179,7 +180,7 @@ class ChatCommands:
 
     def _write(self, call: Call, request: Request, dialect: Dialect, text: str) -> WrittenReply:
         # Text of a history may hold lone surrogates, which the JSON parsers of many clients refuse.
-        printable = text.encode("utf-8", "replace").decode()
+        printable = encodable(text)
         reply = LocalReply(
             text=mark_reply(printable),
             request=request,

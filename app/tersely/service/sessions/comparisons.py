@@ -10,6 +10,7 @@ from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import NotFound, TerselyError
 from tersely.domain.history.history import DEFAULT_PRIORITY
 from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
+from tersely.domain.text.encodable import encodable
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.sessions.calls import Calls, ContextWindow
 from tersely.service.sessions.sent_lines import ContextLine
@@ -184,4 +185,4 @@ _PICTURES |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xF
 
 def readable(text: str) -> str:
     """Text with a picture for each control character, fit for a page."""
-    return text.replace("\r\n", "\n").translate(_PICTURES).encode("utf-8", "replace").decode()
+    return encodable(text.replace("\r\n", "\n").translate(_PICTURES))

@@ -17,6 +17,7 @@ from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable, Te
 from tersely.domain.history.sessions import check_session_id
 from tersely.domain.memos import Memo
 from tersely.domain.search.excerpts import parse_lookup
+from tersely.domain.text.encodable import encodable
 from tersely.domain.tools.arguments import as_object, read_arguments
 from tersely.domain.tools.catalog import ARTIFACT_CHARS, OFFERED_BY_DEFAULT, TOOLS, Tool
 from tersely.service.memos.memos import Memos
@@ -234,7 +235,7 @@ def _format_entry(entry: MemoryEntry) -> str:
 
 def _bounded(text: str) -> str:
     """Return the text in valid UTF-8, cut to `MAX_RESULT`."""
-    text = text.encode("utf-8", "replace").decode()
+    text = encodable(text)
     if len(text) <= MAX_RESULT:
         return text
     return f"{text[:MAX_RESULT]}\n[Cut here, after {MAX_RESULT} of {len(text)} characters.]"

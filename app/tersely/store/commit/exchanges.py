@@ -10,6 +10,7 @@ import msgspec
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.history.reconciliation import Reconciliation
+from tersely.domain.text.encodable import with_encodable_texts
 from tersely.store.commit.records import (
     Attribute,
     CallReport,
@@ -79,8 +80,11 @@ _decoder = msgspec.msgpack.Decoder(Exchange)
 
 
 def encode(exchange: Exchange) -> bytes:
-    """Return an exchange as bytes."""
-    return _encoder.encode(exchange)
+    """Return an exchange as bytes, with `encodable` texts: the database keeps no others either."""
+    try:
+        return _encoder.encode(exchange)
+    except UnicodeEncodeError:
+        return _encoder.encode(with_encodable_texts(msgspec.to_builtins(exchange, builtin_types=(bytes, datetime))))
 
 
 def decode(payload: bytes) -> Exchange:

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tersely.domain.history.history import TerseEntry
+from tersely.domain.text.encodable import encodable
 from tersely.store.db.connection import Connection
 from tersely.store.history.messages import HERE, IS_EXCEPTION
 
@@ -105,7 +106,7 @@ def pack(lines: Sequence[LogLine]) -> PackedLog:
         seqs=_differences([cursor[1] for cursor, _ in lines]),
         numbers=_differences([cursor[2] for cursor, _ in lines]),
         times=_differences([(entry.created_at - _START) // _MICROSECOND for _, entry in lines]),
-        texts=[entry.text.encode("utf-8", "replace").decode() for _, entry in lines],
+        texts=[encodable(entry.text) for _, entry in lines],
     )
     return VERSION + zlib.compress(_encoder.encode(columns)), min(turns), max(turns), len(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -28,12 +29,25 @@ _encoder = msgspec.json.Encoder()
 
 def write_epoch(epoch: Epoch) -> bytes:
     """Encode an epoch as it is stored."""
-    return _encoder.encode(epoch)
+    try:
+        return _encoder.encode(epoch)
+    except UnicodeEncodeError:  # a lone surrogate of a message's text: msgspec neither writes nor reads it
+        return json.dumps(msgspec.to_builtins(epoch), separators=(",", ":")).encode()
 
 
 def read_epoch(plan: bytes) -> Epoch:
-    """Return the inverse of `write_epoch`."""
-    return _epoch_decoder.decode(plan)
+    """Return the inverse of `write_epoch`. Raises `msgspec.DecodeError`."""
+    try:
+        return _epoch_decoder.decode(plan)
+    except msgspec.DecodeError:
+        return _read_with_surrogates(plan)
+
+
+def _read_with_surrogates(plan: bytes) -> Epoch:
+    try:
+        return msgspec.convert(json.loads(plan), Epoch)
+    except (ValueError, RecursionError) as error:
+        raise msgspec.DecodeError("not the plan of an epoch") from error
 
 
 def session_from(row: Record | Mapping[str, Any]) -> Session:
