@@ -57,9 +57,11 @@ def resent_entries(
     their positions.
     """
     rows = {row.row.seq: row for row in match.rows}
-    views = _views_of_rounds(match, incoming, dialect, match.hidden)
     epoch = epoch_of_history(match)
     kept_seqs = set(epoch.kept) if epoch else set()
+    # More rows than these may be at hand, or not: a reply must look the same either way.
+    rounds = [row for row in match.hidden if row.row.seq >= cut or row.row.seq in kept_seqs]
+    views = _views_of_rounds(match, incoming, dialect, rounds)
     entries: list[_Placed] = []
     kept: list[_Placed] = []
     for message, identity, placed in zip(incoming.messages, incoming.identities, match.decision.placed, strict=True):
@@ -143,7 +145,7 @@ def _find_resent(
     placed = match.decision.placed
     known = {placed[index].seq: index for index in incoming.links if placed[index].seq > 0}
     before = {incoming.identities[index].digest: index for index in incoming.links if placed[index].seq == 0}
-    views = _views_of_rounds(match, incoming, dialect, [row for row in (*match.hidden, *rows) if row.is_hidden])
+    views = _views_of_rounds(match, incoming, dialect, [row for row in rows if row.is_hidden])
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.position):
         index = None if row.is_hidden else known.get(row.row.seq, before.get(row.row.digest))

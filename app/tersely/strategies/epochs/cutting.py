@@ -77,14 +77,30 @@ def must_stay(kept: Sequence[Entry], entries: Sequence[Entry]) -> tuple[Entry, .
 
 
 def pinned_seqs(entries: Sequence[Entry]) -> frozenset[int]:
-    """Pinned sequence numbers; a pinned call or result brings the whole step along."""
+    """Pinned sequence numbers; a pinned call or result brings the whole step along, a pinned reply its rounds."""
     seqs = {entry.seq for entry in entries if entry.pinned}
     if seqs:
         for step in group_steps(entries):
             traffic = [e.seq for e in step.entries if e.message.calls or e.message.results]
             if seqs.intersection(traffic):
                 seqs.update(traffic)
+        rounds: list[int] = []
+        for entry in entries:
+            if entry.is_ours:
+                rounds.append(entry.seq)
+                continue
+            if entry.seq in seqs and entry.message.role == "assistant":
+                seqs.update(rounds)
+            rounds = []
     return frozenset(seqs)
+
+
+def cut_places(entries: Sequence[Entry]) -> list[int]:
+    """Return the indexes of the entries before which a cut may be: of the user's and the model's messages, but for a
+    place between a call and its result, or between a reply and the rounds with Tersely's tools before it.
+    """
+    safe = safe_cuts([entry.message for entry in entries])
+    return [index for index, is_safe in enumerate(safe) if is_safe and _begins_well(entries, index)]
 
 
 class CutDistances(NamedTuple):
@@ -113,8 +129,9 @@ class CutDistances(NamedTuple):
 def cut_distances(entries: Sequence[Entry]) -> CutDistances:
     """Return the distances between the places of ``entries`` where a cut may be."""
     step = turn = since_step = since_turn = 0
-    for entry, is_safe in zip(entries, safe_cuts([entry.message for entry in entries]), strict=True):
-        if is_safe and _begins_well(entry):
+    places = frozenset(cut_places(entries))
+    for index, entry in enumerate(entries):
+        if index in places:
             step, since_step = max(step, since_step), 0
             if entry.message.starts_turn:
                 turn, since_turn = max(turn, since_turn), 0
@@ -123,8 +140,9 @@ def cut_distances(entries: Sequence[Entry]) -> CutDistances:
     return CutDistances(max(step, since_step), turn, since_turn)
 
 
-def _begins_well(entry: Entry) -> bool:
-    return entry.message.role in {"user", "assistant"}
+def _begins_well(entries: Sequence[Entry], index: int) -> bool:
+    role = entries[index].message.role
+    return role == "user" or (role == "assistant" and not (index and entries[index - 1].is_ours))
 
 
 class _Cutter:
@@ -133,8 +151,7 @@ class _Cutter:
     def __init__(self, kept: Sequence[Entry], entries: Sequence[Entry], *, recent_turns: int) -> None:
         self.kept = tuple(kept)
         self.entries = tuple(entries)
-        safe = safe_cuts([entry.message for entry in self.entries])
-        self.starts = [index for index, good in enumerate(safe) if good and _begins_well(self.entries[index])] or [0]
+        self.starts = cut_places(self.entries) or [0]
         self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].message.starts_turn]
         self._after = [*accumulate((e.tokens for e in reversed(self.entries)), initial=0)][::-1]
         self._stay = frozenset(entry.seq for entry in must_stay(self.kept, self.entries))

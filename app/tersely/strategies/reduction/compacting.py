@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tersely.domain.history.history import Entry
-from tersely.domain.history.pairing import safe_cuts
-from tersely.strategies.epochs.cutting import must_stay
+from tersely.strategies.epochs.cutting import cut_places, must_stay
 from tersely.strategies.pipeline import Draft, Stage
 
 
@@ -51,7 +47,7 @@ def split_by_count(messages: int) -> Stage:
 
 def _split(draft: Draft, index: int) -> Draft:
     """Cut before ``tail[index]`` or, where calls and results would be parted, at the nearest better place."""
-    starts = _starts(draft.tail)
+    starts = cut_places(draft.tail)
     if not starts:
         return draft
     later = [start for start in starts if start >= index]
@@ -59,8 +55,3 @@ def _split(draft: Draft, index: int) -> Draft:
     if first == draft.tail[0].seq:
         return draft
     return draft.with_cut(first, must_stay(draft.kept, draft.tail))
-
-
-def _starts(entries: Sequence[Entry]) -> list[int]:
-    safe = safe_cuts([entry.message for entry in entries])
-    return [i for i, good in enumerate(safe) if good and entries[i].message.role in {"user", "assistant"}]
