@@ -23,8 +23,8 @@ UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
 TABLES = {
     "messages": "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, call, "
     "digest, chain, raw, model_raw, newest_turn",
-    "calls": "number, turn, model, strategy, epoch, cut, tokens_before, tokens_after, input_tokens, cached_tokens, "
-    "output_tokens, status, weight, sent",
+    "calls": "number, turn, model, client, strategy, epoch, cut, tokens_before, tokens_after, input_tokens, "
+    "cached_tokens, output_tokens, status, weight, sent",
     "terse": "turn, seq, number, role, source, text",
     "states": "seq, number, source, text",
     "epochs": "number, cut, reason, head_tokens, tokens_before, tokens_after",

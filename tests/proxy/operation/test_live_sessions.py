@@ -90,6 +90,7 @@ class Talk:
     headers: dict[str, str] = field(default_factory=dict)
     dialect: str = "openai_chat"
     marks: int = 0
+    mark: dict[str, str] = field(default_factory=lambda: {"type": "ephemeral"})
     # Whether calls bring only their new messages, and how many messages the service has.
     is_delta: bool = False
     known: int = 0
@@ -165,8 +166,8 @@ class Talk:
         for message in users[-self.marks :] if self.marks else ():
             if isinstance(message["content"], str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
-            message["content"][-1]["cache_control"] = {"type": "ephemeral"}
-        mark = {"cache_control": {"type": "ephemeral"}} if self.marks else {}
+            message["content"][-1]["cache_control"] = self.mark
+        mark = {"cache_control": self.mark} if self.marks else {}
         system = [{"type": "text", "text": self.system, **mark}] if self.marks else self.system
         tools = [
             {"name": tool["function"]["name"], "description": "Read.", "input_schema": {"type": "object"}}
@@ -337,11 +338,12 @@ class Player:
 
     def __init__(
         self, seed: int, live: Side, plain: Side, clock: Clock, dialect: str = "openai_chat", deltas: float = 0.1,
-        references: float = 0.0,
+        references: float = 0.0, has_habits: bool = False,
     ) -> None:  # fmt: skip
         """``deltas``: the part of the conversations whose calls bring only their new messages. ``references``: the part
-        whose calls reference their histories beside them.
+        whose calls reference their histories beside them. ``has_habits``: clients change their habits now and then.
         """
+        self.has_habits = has_habits
         self.dialect = dialect
         self.deltas = deltas
         self.references = references
@@ -362,14 +364,30 @@ class Player:
             (self.several, 1), (self.break_off, 1), (self.abandon, 1), (self.overflow, 2), (self.fail, 1),
             (self.cut_off, 1), (self.by_id, 5 if self.dialect == "openai_responses" else 0),
         ]  # fmt: skip
+        if self.has_habits:
+            kinds += [
+                (self.mark_otherwise, 8),
+                (self.change_program, 3),
+                (self.ask_nothing, 3),
+                (self.call_in_words, 6),
+            ]
         for _ in range(steps):
             step = self.draw.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
             talk = self.draw.choice(self.talks[-3:])
             if self.draw.random() < 0.3:
                 self.live.at = self.plain.at = self.draw.randrange(len(self.live.services))
+            if (talk.is_delta or talk.is_referenced) and step == self.ask_nothing:
+                step = self.append
             if talk.conversation and step in (self.edit, self.regenerate):
                 step = self.append
-            if talk.is_delta and step in (self.edit, self.regenerate, self.several, self.twin, self.delta):
+            if talk.is_delta and step in (
+                self.ask_nothing,
+                self.edit,
+                self.regenerate,
+                self.several,
+                self.twin,
+                self.delta,
+            ):
                 step = self.append
             self.done.append(f"{step.__name__} {talk.key}")
             self.clock.now += timedelta(seconds=self.draw.choice((20, 20, 20, 20, 400)))
@@ -767,6 +785,37 @@ class Player:
         self.send(talk, replies=(refusal,))
         self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
+    def mark_otherwise(self, talk: Talk) -> None:
+        if not talk.is_delta:
+            talk.marks = self.draw.choice((0, 1, 1, 2, 3))
+        talk.mark = {"type": "ephemeral"} | self.draw.choice(({}, {"ttl": "1h"}, {"ttl": "5m"}))
+        self.append(talk)
+
+    def change_program(self, talk: Talk) -> None:
+        talk.headers["user-agent"] = self.draw.choice(("one/1.0", "one/1.1", "another/2.0", "curl/8"))
+        self.append(talk)
+
+    def call_in_words(self, talk: Talk) -> None:
+        """The reply has text and a call: in some formats these are two elements."""
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        call = self.calling()
+        self.hear(
+            talk, self.send(talk, replies=(ScriptedReply(message={**(call.message or {}), "content": "I look."}),))
+        )
+
+    def ask_nothing(self, talk: Talk) -> None:
+        """Calls whose history ends with the last reply, which may be of several elements, and one that goes on."""
+        self.call_in_words(talk)
+        ended = talk.messages[: talk.known]
+        if self.draw.random() < 0.5:  # without its results, and without its call
+            ended = [*ended[:-1], {"role": "assistant", "content": text(self.draw, 3)}]
+        reply = self.send(talk, messages=ended, replies=(self.text_reply(),))
+        if reply is not None and self.draw.random() < 0.5:
+            talk.messages = [*ended, reply]
+            talk.known = len(talk.messages)
+        self.append(talk)
+
     def cut_off(self, talk: Talk) -> None:
         """A stream breaks off; the client asks again."""
         if not talk.is_streamed:
@@ -825,6 +874,17 @@ def test_live_deltas_send_and_store_the_same_as_the_full_path(
     assert played.hits["hit"] >= 1 or seed > 3, played.hits  # few conversations have none
 
 
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("seed", range(max(4, SEEDS - 4)))
+def test_clients_with_changing_habits_send_and_store_the_same(
+    server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
+) -> None:
+    """Breakpoints of another form, another program, calls that ask nothing."""
+    played = play_both(server, monkeypatch, dialect, seed, has_habits=True)
+    assert played.live == played.plain
+    assert played.hits["hit"] >= 1 or seed > 3, played.hits  # few conversations have none
+
+
 WINDOW = '{"name": "window", "context_size": 3, "memos": 0}'
 
 
@@ -863,6 +923,7 @@ def play_both(
     deltas: float = 0.1,
     references: float = 0.0,
     strategy: str = "",
+    has_habits: bool = False,
 ) -> Played:
     """Play one seed on both sides. Asserts after each step that the model hosts received the same bytes."""
     draw = random.Random(f"forget {seed}")
@@ -877,7 +938,7 @@ def play_both(
         "instructions": "off" if seed % 3 == 2 else "on",
     }
     with sides(server, replicas=2 if seed % 4 == 2 else 1, **settings) as (live, plain):
-        player = Player(seed, live, plain, clock, dialect, deltas, references)
+        player = Player(seed, live, plain, clock, dialect, deltas, references, has_habits)
         player.play(STEPS)
         hits = live.hits()
         ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in (live, plain))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from tersely.dialects.clients import known as clients
+from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.headers import Headers
 from tersely.dialects.wire.array_member import read_more
@@ -155,7 +156,7 @@ class LiveMatcher:
             messages = tuple(self._history.read(raws[len(revised) :]))
         except (InvalidRequest, ValueError):
             return "messages"
-        history = _history(live, messages)
+        history = _history(live, messages) if len(messages) > 1 else None
         if history is None or self._is_side_call(call, live, messages, headers):
             return "messages"
         return Continuation(live=live, raws=brought, revised=revised, history=history, headers=headers)
@@ -277,11 +278,15 @@ def _is_same_client(call: Call, live: LiveSession) -> bool:
     headers = call.header_map
     if clients.is_retry(headers) or clients.idempotency_key(headers) is not None:
         return False
+    if (client_name(headers) or None) != live.client_name:
+        return False
     return clients.client_ids(headers, live.request.ids) == live.client
 
 
 def _history(live: LiveSession, messages: tuple[Message, ...]) -> IncomingHistory | None:
-    """Hash messages. None unless they are the last reply and what comes after it, with nothing injected."""
+    """Hash messages. None unless they are the last reply, which may have been several elements, and new ones after it,
+    with nothing injected.
+    """
     reply = messages[0]
     if reply.role != "assistant" or reply.injected or reply.is_malformed:
         return None

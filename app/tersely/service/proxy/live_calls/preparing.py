@@ -152,7 +152,7 @@ class LivePreparer:
     ) -> tuple[Pieces, AddedMessages] | None:
         """Return the body for the upstream and the elements that the last body lacks.
 
-        None if the dialect does not write its messages one by one.
+        None if the dialect does not write its messages one by one, or writes those in front otherwise than last time.
         """
         live = found.live
         if live.sent is not None:
@@ -192,6 +192,8 @@ class LivePreparer:
         written = live.frame.write(self._dialect, [source.raw for source in sources])
         if written is None or len(sources) != len(entries):
             return None
+        if written.front != live.frame.described:
+            return None  # the client's breakpoints have another form, and so do Tersely's: what is described changes
         return written.pieces, AddedMessages(
             list(zip(written.elements, sources, strict=True)), written.instructions, volatile
         )

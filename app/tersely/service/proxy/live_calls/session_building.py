@@ -353,7 +353,9 @@ class LiveSessionBuilder:
             has_breakpoints=prepared.match.is_delta or instructions is not None or bool(offers) or epoch.cut > 1,
         )
         written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
-        return frame if written is not None and b"".join(written.pieces) == prepared.body else None
+        if written is None or b"".join(written.pieces) != prepared.body:
+            return None
+        return structs.replace(frame, described=written.front)
 
 
 def _grown_snapshot(call: LiveCall, new: Sequence[Entry], state: SessionCounters) -> Snapshot:

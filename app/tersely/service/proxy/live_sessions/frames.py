@@ -15,6 +15,7 @@ import msgspec
 from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
+from tersely.service.common.tokens import content_digest
 from tersely.service.context.sent_contexts import body_parts
 from tersely.service.proxy.live_sessions.pieces import Pieces, with_piece
 
@@ -27,11 +28,15 @@ MAX_SHAPES = 2
 
 
 class WrittenBody(msgspec.Struct, frozen=True, gc=False):
-    """A body, the elements of its message list that were written for this call, and its instructions beside them."""
+    """A body, the elements of its message list that were written for this call, and its instructions beside them.
+
+    ``front`` is a digest of its tools and of the elements up to the first one behind the head.
+    """
 
     pieces: Pieces
     elements: list[bytes]
     instructions: bytes
+    front: bytes
 
 
 # A message with a list of blocks, of which the last one alone may carry a breakpoint.
@@ -47,6 +52,7 @@ class _BodyEnds(msgspec.Struct, frozen=True, gc=False):
     before: bytes
     after: bytes
     instructions: bytes
+    front: bytes
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -54,8 +60,9 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
     ``body`` is the client's without messages, with tools of ours; ``front`` are the messages up to the first one behind
     the head, of which ``frozen`` end with the head; ``middle`` is the written form of the messages behind them, in
-    pieces, for which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own. ``around``: what
-    was written around messages of a shape.
+    pieces, for which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own, in the form of
+    the client's newest. ``described``: the front of the body that the description of the call has. ``around``: what was
+    written around messages of a shape.
     """
 
     body: bytes
@@ -66,6 +73,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     placeholder: bytes
     instructions: str | None
     has_breakpoints: bool
+    described: bytes = b""
     around: dict[_Shape, _BodyEnds] = msgspec.field(default_factory=dict)
 
     def write(self, dialect: Dialect, tail: Sequence[bytes]) -> WrittenBody | None:
@@ -76,7 +84,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         known = None if shape is None else self.around.get(shape)
         if known is not None:
             pieces = (known.before, *self.middle, b"," + b",".join(tail), known.after)
-            return WrittenBody(pieces, list(tail), known.instructions)
+            return WrittenBody(pieces, list(tail), known.instructions, known.front)
         messages = [*self.front, self.placeholder, *tail]
         ends = {self.frozen, len(messages)} if self.has_breakpoints else set()
         try:
@@ -88,21 +96,22 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
                     breakpoints=tuple(sorted(end - 1 for end in ends if end)),
                 ),
             )
-            elements, instructions, _ = body_parts(body, dialect.name)
+            elements, instructions, tools = body_parts(body, dialect.name)
         except (InvalidRequest, ValueError):
             return None
         written = elements[self.front_elements + 1 :]
         before, placeholder, after = body.partition(self.placeholder)
         if len(written) != len(tail) or not placeholder or elements[self.front_elements] != self.placeholder:
             return None
+        front = content_digest(b"\n".join([tools, *elements[: self.front_elements]]))
         added = b"," + b",".join(tail)
         # Breakpoints depend on where others are. A new one at the end depends on the blocks there.
         is_marked = not self.has_breakpoints or MARK in tail[-1]
         if shape is not None and is_marked and written == list(tail) and after.startswith(added):
             if len(self.around) >= MAX_SHAPES:
                 self.around.clear()
-            self.around[shape] = _BodyEnds(before, after[len(added) :], instructions)
-        return WrittenBody((before, *self.middle, after), written, instructions)
+            self.around[shape] = _BodyEnds(before, after[len(added) :], instructions, front)
+        return WrittenBody((before, *self.middle, after), written, instructions, front)
 
     @property
     def size(self) -> int:
