@@ -393,6 +393,8 @@ class Player:
             self.clock.now += timedelta(seconds=self.draw.choice((20, 20, 20, 20, 400)))
             step(talk)
             self.check()
+            if self.has_habits and step != self.clear:
+                self.check_description(talk)
 
     def check(self) -> None:
         ours, theirs = self.live.model.state.received, self.plain.model.state.received
@@ -400,6 +402,20 @@ class Player:
         for one, other in zip(list(ours)[-4:], list(theirs)[-4:], strict=True):
             at = next((n for n, (a, b) in enumerate(zip(one.body, other.body, strict=False)) if a != b), 0)
             assert one.body == other.body, (self.done, one.body[at - 200 : at + 100], other.body[at - 200 : at + 100])
+
+    def check_description(self, talk: Talk) -> None:
+        """The context that is shown of a session's last call is one of the newest that the host received."""
+        for index, side in enumerate((self.live, self.plain)):
+            session = f"/api/sessions/{talk.sessions[index]}"
+            calls = side.request("GET", f"{session}/calls", params={"limit": 1000})
+            items = calls.json()["items"] if calls.status_code == 200 else []
+            if not items:
+                continue
+            shown = side.request("GET", f"{session}/calls/{items[-1]['number']}/context").json()
+            if not shown["exact"]:
+                continue
+            received = [_parts(each.body, self.dialect) for each in list(side.model.state.received)[-12:]]
+            assert (shown["messages"], shown["tools"] or []) in received, (self.done, index, shown["call"])
 
     # Calls
 
@@ -825,6 +841,14 @@ class Player:
         words = text(self.draw, 60)
         self.send(talk, replies=(ScriptedReply(message={"content": words}, break_after=4, break_with="error"),))
         self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
+
+
+def _parts(body: bytes, dialect: str) -> tuple[object, object]:
+    """The messages and tools of a request's body."""
+    members = json.loads(body)
+    members = members.get("request", members)
+    messages = next(members[name] for name in ("messages", "input", "contents") if name in members)
+    return (messages if isinstance(messages, list) else [messages]), members.get("tools") or []
 
 
 def _loaded(value: str) -> object:
