@@ -163,6 +163,9 @@ async def test_removed_messages_are_not_reconstructed(fronting: Service, answeri
         {1: 300_000},
         {1: ((1,), False, [0])},
         [1, 0, b"", [0, 5, -(2**63), 2**64 - 1]],
+        msgspec.Raw(b"\x91" * 100_000),
+        [1, 0, b"", [], "", [], False, msgspec.Raw(b"\x91" * 100_000)],
+        {1: msgspec.Raw(b"\x91" * 100_000)},
     ],
 )
 async def test_descriptions_that_no_call_had_are_refused(fronting: Service, answering: Model, element: object) -> None:

@@ -119,7 +119,7 @@ def unpack(packed: bytes) -> list[LogLine]:
         raise ValueError("a packed log of an unknown version")
     try:
         return _unpack(packed)
-    except (zlib.error, msgspec.DecodeError, OverflowError) as error:
+    except (zlib.error, msgspec.DecodeError, OverflowError, RecursionError) as error:
         raise ValueError("not a packed log") from error
 
 

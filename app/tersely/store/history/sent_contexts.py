@@ -227,6 +227,13 @@ def unpack(packed: bytes, most: int = MAX_ELEMENTS, *, version: int = VERSION) -
     """The inverse of `pack`, also of that of an earlier version. Raises `msgspec.DecodeError`, also for runs that are
     longer than ``most``.
     """
+    try:
+        return _unpack(packed, most, version)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deep") from error
+
+
+def _unpack(packed: bytes, most: int, version: int) -> list[SentMessage]:
     one, runs = (_one_of, _runs) if version == VERSION else (_one_of_earlier, _runs_of_earlier)
     found: list[SentMessage] = []
     for raw in _raw_elements.decode(packed):
@@ -327,7 +334,7 @@ def unpack_tools(packed: bytes, client: bytes) -> bytes | None:
     """Return the tools that were sent; None if the client's are not the ones that they were made of."""
     try:
         tools = _tools.decode(packed)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     sent = apply_difference(client, tools.prefix, tools.suffix, tools.middle)
     return sent if crc32(sent) == tools.checksum else None
@@ -354,7 +361,7 @@ def decode(stored: bytes) -> SentContext | None:
         values = {name: getattr(sent, name) for name in SentContext.__struct_fields__}
         dialect, layers = sent.dialect, [(_name_of(name, LAYERS), tokens) for name, tokens in sent.layers]
         return SentContext(**values | {"dialect": _name_of(dialect, DIALECTS), "layers": tuple(layers)})
-    except (msgspec.DecodeError, IndexError):
+    except (msgspec.DecodeError, IndexError, RecursionError):
         return None
 
 

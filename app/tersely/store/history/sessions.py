@@ -39,7 +39,7 @@ def read_epoch(plan: bytes) -> Epoch:
     """Return the inverse of `write_epoch`. Raises `msgspec.DecodeError`."""
     try:
         return _epoch_decoder.decode(plan)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _read_with_surrogates(plan)
 
 
