@@ -105,7 +105,7 @@ def text_of_instructions(raw: bytes) -> str:
     """Return the text of instructions beside a list of messages, whatever their dialect; empty if unreadable."""
     try:
         return "\n\n".join(_texts(raw_json.load(raw)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
 
 
