@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import asyncpg
 import psutil
 import pytest
 
 from tersely.embedded_postgres import open_embedded_postgres
 from tests.support.conversations import KINDS, Conversation, compare, converse, script, waits_for_spool
+from tests.support.locks import locked
 from tests.support.processes import Launch, Running, postmaster
 from tests.support.upstreams import Model, scripted
 
@@ -37,17 +36,6 @@ def start(launch: Launch, model: Model) -> Running:
     root = model.url.removesuffix("/v1")
     names = ("ANTHROPIC", "GEMINI", "GEMINI_GCA")
     return launch(**OPTIONS, **{f"TERSELY_{name}_BASE_URL": root for name in names})
-
-
-@asynccontextmanager
-async def locked(dsn: str) -> AsyncIterator[None]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        async with connection.transaction():
-            await connection.execute("LOCK TABLE messages")
-            yield
-    finally:
-        await connection.close()
 
 
 def records(data_dir: Path) -> int:

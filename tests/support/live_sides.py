@@ -22,8 +22,7 @@ UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
 # What is stored, without what differs from run to run: ids that are made up, and times.
 TABLES = {
     "messages": "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, priority, "
-    "finish, call, follows, digest, chain, raw, model_raw, model_prefix, model_suffix, model_middle, "
-    "newest_turn",
+    "finish, call, follows, digest, chain, raw, model_raw, model_prefix, model_suffix, model_middle, newest_turn",
     "calls": "number, turn, model, client, strategy, epoch, cut, tokens_before, tokens_after, input_tokens, "
     "cached_tokens, output_tokens, status, weight, sent, last_seq, tools, cost_sent, cost_full, host",
     "terse": "turn, seq, number, role, source, text",

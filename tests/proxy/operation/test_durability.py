@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, compare, converse, script, waits_for_spool
 from tests.support.http import STORED, post
+from tests.support.locks import locked
 from tests.support.loops import eventually
 from tests.support.relay import Relay, relay
 from tests.support.rows import query
@@ -66,18 +67,6 @@ def slowed(model: Model, seconds: float) -> Iterator[None]:
         model.state.script = usual
 
 
-@asynccontextmanager
-async def locked(database: Database, table: str = "messages") -> AsyncIterator[None]:
-    """Nobody can read or write the table."""
-    connection = await asyncpg.connect(database.admin_dsn)
-    try:
-        async with connection.transaction():
-            await connection.execute(f"LOCK TABLE {table}")
-            yield
-    finally:
-        await connection.close()
-
-
 async def start(service: Service, kinds: tuple[str, ...] = KINDS) -> list[Conversation]:
     """A conversation of each kind, with one turn that is stored."""
     made = [Conversation(service.url, kind) for kind in kinds]
@@ -97,7 +86,7 @@ async def assert_stored_right(service: Service, database: Database, made: list[C
 async def test_a_locked_table_loses_nothing(database: Database, model: Model, data_dir: Path) -> None:
     with served(database, model, data_dir) as service:
         made = await start(service)
-        async with locked(database):
+        async with locked(database.admin_dsn):
             pending = asyncio.gather(*(converse(each, 3) for each in made))
             await asyncio.sleep(4 * LIMIT)
         await pending
@@ -115,7 +104,7 @@ async def test_calls_that_end_while_the_table_is_locked_are_built_and_stored(
         with slowed(model, 0.8):
             pending = asyncio.gather(*(converse(each, 1) for each in made))
             await asyncio.sleep(0.4)
-            async with locked(database):
+            async with locked(database.admin_dsn):
                 got = await pending
                 assert {each[0].context for each in got} <= STORED
                 assert all(each[0].has_ended for each in got)
@@ -189,7 +178,7 @@ async def lose_both(conversation: Conversation, service: Service, way: Relay, da
     """One turn at a service that can read and not write; then its database goes away, while its statement may still be
     carried out there.
     """
-    async with locked(database, "messages IN SHARE MODE"):
+    async with locked(database.admin_dsn, "messages IN SHARE MODE"):
         conversation.url = service.url
         got = (await converse(conversation, 1))[0]
         assert got.has_ended, got
@@ -268,7 +257,7 @@ async def test_a_delta_waits_for_the_spool_of_another_machine(
         conversation.url = other.url
         assert [got.status for got in await converse(conversation, 1)] == [503]
         calls = model.state.calls
-        async with locked(database, "messages IN SHARE MODE"):
+        async with locked(database.admin_dsn, "messages IN SHARE MODE"):
             way.restore()
             other_way.restore()
             for _ in range(3):
@@ -294,7 +283,7 @@ async def test_a_delta_waits_for_a_spool_whose_database_was_never_away(
     ):
         conversation = Conversation(one.url, kind)
         await speak(conversation, one)
-        async with locked(database, "messages IN SHARE MODE"):
+        async with locked(database.admin_dsn, "messages IN SHARE MODE"):
             await speak(conversation, one)
             conversation.url = other.url
             calls = model.state.calls
@@ -325,7 +314,7 @@ async def test_a_delta_goes_on_elsewhere_though_a_mark_was_not_removed_at_once(
         conversation = Conversation(one.url, "chat delta")
         await speak(conversation, one)
         monkeypatch.setattr(spool_marks, "unmark", fail_at_first)
-        async with locked(database, "messages IN SHARE MODE"):
+        async with locked(database.admin_dsn, "messages IN SHARE MODE"):
             await speak(conversation, one)
         await waits_for_spool(one.url)
         await goes_on_within(10, conversation, other)
@@ -342,7 +331,7 @@ async def test_a_delta_goes_on_elsewhere_when_the_spool_of_an_ended_process_is_e
             one = ending.enter_context(served(database, model, tmp_path / "one", strategy="full"))
             conversation = Conversation(one.url, "chat delta")
             await speak(conversation, one)
-            async with locked(database, "messages IN SHARE MODE"):
+            async with locked(database.admin_dsn, "messages IN SHARE MODE"):
                 await speak(conversation, one)
                 await asyncio.to_thread(ending.close)
         with served(database, model, tmp_path / "one", strategy="full") as heir:
@@ -431,7 +420,7 @@ async def test_two_replicas_that_store_a_beginning_at_the_same_moment_end_with_o
         conversation = Conversation(one.url, kind)
         assert [got.context for got in await converse(conversation, calls)] == ["fail-open"] * calls
         conversation.url = other.url
-        async with locked(database, "messages IN SHARE MODE"):
+        async with locked(database.admin_dsn, "messages IN SHARE MODE"):
             pending = asyncio.create_task(converse(conversation, 1))
             await asyncio.sleep(0.5)
             way.restore()
@@ -568,7 +557,7 @@ async def test_an_exchange_that_keeps_failing_does_not_hold_up_the_others(
         )
         holder = await asyncpg.connect(database.admin_dsn)
         try:
-            async with locked(database):
+            async with locked(database.admin_dsn):
                 for each in made:
                     await converse(each, 1)
                 await holder.execute("BEGIN")

@@ -15,6 +15,7 @@ from tersely.api.rest.schemas.sessions import CreateSession, PatchSession, Sessi
 from tersely.api.rest.services import AppServices, Services
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
+from tersely.domain.text.encodable import encodable
 from tersely.service.sessions.sessions import UNSET, SessionChange
 from tersely.store.history.session_lists import ListedSession, SessionFilter, Sort
 from tersely.store.ops.shadows import ShadowSums
@@ -142,7 +143,7 @@ def write_shadow(sums: ShadowSums, strategy: str | None = None) -> dict[str, Any
 
 def _plain(text: str | None) -> str | None:
     """Return text that the database accepts; None for an empty one."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if text else None
+    return encodable(text.replace("\0", "\ufffd")) if text else None
 
 
 def write_session(services: Services, session: Session) -> dict[str, Any]:

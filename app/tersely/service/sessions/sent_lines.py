@@ -275,6 +275,7 @@ def _not_sent(stored: MessageRow, row: CallRow, cut: TurnReport | None) -> Conte
 
 
 def reply_line(stored: MessageRow) -> ContextLine:
+    """Return the line of a message that a reply was stored as."""
     reason = _HIDDEN.get(stored.status, "the model's reply")
     return ContextLine(
         seq=stored.seq, turn=stored.turn, role=stored.role, kept="full", reason=reason, tokens=stored.tokens

@@ -12,6 +12,7 @@ from tersely.dialects.registry import COMPLETIONS, DIALECTS
 from tersely.domain.errors import UpstreamUnavailable
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.models import usable_window
+from tersely.domain.text.encodable import encodable
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.service.summaries.jobs import Job
@@ -74,7 +75,7 @@ class SelectedModel:
     @property
     def name(self) -> str:
         """Return the model's name as it is stored."""
-        return self.model[:MAX_NAME].encode(errors="replace").decode().replace("\0", "?")
+        return encodable(self.model[:MAX_NAME]).replace("\0", "?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tersely.dialects.dialect import Dialect, Reply, Usage
+from tersely.domain.text.encodable import encodable
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.sending.sent_call import SentCall
 from tersely.store.commit.records import CallReport
@@ -96,7 +97,7 @@ def _credible(usage: Usage) -> Usage:
 
 def storable_name(text: str) -> str:
     """Return a name from outside as a column can hold it."""
-    return text[:200].encode(errors="replace").decode().replace("\0", "?")
+    return encodable(text[:200]).replace("\0", "?")
 
 
 def credible_count(tokens_reported: int | None) -> int | None:
