@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.messages import Message, ToolCall, ToolResult
+from tersely.domain.tools.catalog import WRITING_TOOLS
 from tersely.service.common.metrics import Metrics
 from tersely.service.tools.tools import ToolOutcome
 
@@ -34,9 +36,18 @@ class ToolCalls:
         self._seconds = seconds
 
     async def run(self, tenant: str, session_id: str, calls: Sequence[ToolCall]) -> list[bytes]:
-        """Run ``calls`` at the same time. Return their results in order, as messages in wire form."""
-        running = [self._run(tenant, session_id, call, number) for number, call in enumerate(calls)]
-        texts = await asyncio.gather(*running)
+        """Run ``calls`` as if one after the other. Return their results in order, as messages in wire form.
+
+        Calls that only read run at the same time; one that writes runs by itself, so that those behind it see what it
+        wrote.
+        """
+        texts: list[str] = []
+        for writes, group in groupby(enumerate(calls), key=lambda numbered: numbered[1].name in WRITING_TOOLS):
+            if writes:
+                for number, call in group:
+                    texts.append(await self._run(tenant, session_id, call, number))
+            else:
+                texts += await asyncio.gather(*[self._run(tenant, session_id, call, n) for n, call in group])
         return [
             self._dialect.write_message(Message(role="tool", parts=(ToolResult(call_id=call.id, text=text),), raw=b""))
             for call, text in zip(calls, texts, strict=True)
