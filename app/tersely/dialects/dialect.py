@@ -84,7 +84,7 @@ class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A whole reply. ``usage`` and ``error`` are verbatim JSON, empty if absent.
 
-    In a reply of several rounds ``usage`` is the sum, ``last_usage`` the last round's. ``unread``: the body or event
+    In a reply of several ``rounds`` ``usage`` is the sum, ``last_usage`` the last one's. ``unread``: the body or event
     data that could not be parsed (`tersely.dialects.undescribed`). ``is_done``: the provider ended the reply by its
     protocol (a stream: the end mark was seen). ``container``: the id of the container in which the provider ran code,
     unless a choice names it.
@@ -99,11 +99,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     is_done: bool = False
     unread: tuple[bytes, ...] = ()
     container: str = ""
+    rounds: int = 1
 
     @property
     def is_complete(self) -> bool:
         """True if a streamed reply ended by its protocol."""
         return not self.error and (self.is_done or all(choice.finish_reason for choice in self.choices))
+
+
+NO_REPLY = Reply()
+"""Stands for a reply that the host did not give."""
 
 
 class Overflow(msgspec.Struct, frozen=True, kw_only=True):

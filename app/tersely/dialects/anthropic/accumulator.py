@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from tersely.dialects.anthropic.content import string_member
-from tersely.dialects.anthropic.write import PARTIAL
+from tersely.dialects.anthropic.write import MALFORMED, PARTIAL
 from tersely.dialects.dialect import ReplyChoice
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import PieceFilter
@@ -140,11 +140,11 @@ class GrowingBlock:
         message = "".join(self._input)
         raw = message.encode("utf-8", "surrogatepass")
         try:
-            is_whole = not self.is_open and (not message or raw_json.load(raw) is not None)
+            is_json = not message or raw_json.load(raw) is not None
         except ValueError:
-            is_whole = False
-        if not is_whole:
-            members[PARTIAL] = raw_json.dump(message)
+            is_json = False
+        if self.is_open or not is_json:
+            members[PARTIAL if self.is_open else MALFORMED] = raw_json.dump(message)
         elif message:
             members["input"] = raw
 

@@ -33,6 +33,8 @@ OPENING = "[Earlier messages were left out.]"
 
 PARTIAL = "partial_json"
 """A member of ours: the part of a call's input that came before the reply broke off."""
+MALFORMED = "malformed_json"
+"""A member of ours: the text of a call's input that is no JSON. Hosts stream such with fine-grained tool streaming."""
 
 _CALL_TYPES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 
@@ -134,12 +136,13 @@ def as_input(reply: bytes) -> bytes:
     """Return a reply's message in the form that the provider accepts in a request.
 
     Empty texts, unsigned thoughts and calls with incomplete input are left out: they come from streams that broke off.
+    A call whose input is no JSON keeps an empty one, since its client may answer it.
     """
     members = raw_json.split_object(reply)
     content = members.get("content", b"null")
     blocks = split_content(content)
-    kept = [block for block in blocks if _is_fit(read_block(block))]
-    if len(kept) == len(blocks) and members.keys() == {"role", "content"}:
+    kept = [_as_call(block) for block in map(read_block, blocks) if _is_fit(block)]
+    if kept == blocks and members.keys() == {"role", "content"}:
         return reply
     return raw_json.join_object({"role": members.get("role", b'"assistant"'), "content": raw_json.join_array(kept)})
 
@@ -301,6 +304,13 @@ def _is_fit(block: Block) -> bool:
     if block.type in THINKING:
         return bool(string_member(block.members, "signature") or string_member(block.members, "data"))
     return not (block.type in _CALL_TYPES and PARTIAL in block.members)
+
+
+def _as_call(block: Block) -> bytes:
+    """Return a block without a member of ours."""
+    if MALFORMED not in block.members or block.type not in _CALL_TYPES:
+        return block.raw
+    return raw_json.join_object({key: value for key, value in block.members.items() if key != MALFORMED})
 
 
 def _restore_words(echoed: Sequence[Block], ours: Sequence[Block]) -> list[bytes]:

@@ -470,8 +470,10 @@ class Proxy:
                 status=reply.status, headers=headers, chunks=relay_oversized(self._round_steps, started)
             )
         reply.close()
-        body, status = await relay_whole(self._round_steps, started)
-        return ProxyResponse(status=status, headers=headers, body=body)
+        relayed = await relay_whole(self._round_steps, started)
+        if relayed.headers is not reply.headers:
+            headers = downstream_headers(relayed.headers) + prepared.labels.headers()
+        return ProxyResponse(status=relayed.status, headers=headers, body=relayed.body, chunks=relayed.chunks)
 
     def _on_stored(self, sent: SentCall, write: ReplyWrite, stored: StoredReply | None, *, is_whole: bool) -> None:
         """Keep the session of a stored call live, prefetch the summaries that its next epoch will need, and hand the

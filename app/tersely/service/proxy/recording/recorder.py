@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from tersely.dialects.dialect import Dialect, ErrorDescription, Reply
+from tersely.dialects.dialect import NO_REPLY, Dialect, ErrorDescription, Reply
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT
 from tersely.service.common import tokens
@@ -302,7 +302,7 @@ class Recorder:
             self._work_size(prepared, reply),
             partial(self._reply_write, prepared, reply, status, is_whole=is_whole, hidden=hidden, now=self._clock()),
         )
-        self._counter.count_call(prepared, write.report, is_one_round=not hidden.before)
+        self._counter.count_call(prepared, write.report, is_one_round=reply.rounds == 1)
         if not is_whole:
             add_fields(outcome="interrupted")
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
@@ -430,21 +430,24 @@ class Recorder:
         )
 
     @traced("store")
-    async def commit_failure(self, sent: SentCall, status: int | None) -> None:
-        """Return when a failed call is on disk: its client may retry at once, and reach another worker first."""
+    async def commit_failure(self, sent: SentCall, status: int | None, earlier: Reply = NO_REPLY) -> None:
+        """Return when a failed call is on disk: its client may retry at once, and reach another worker first.
+
+        ``earlier``: what is reported of the rounds before the one that failed.
+        """
         prepared = self.full(sent)
         if prepared.record is None:
             return
         try:
-            await asyncio.shield(self._submit_reply(prepared, Reply(), status))
+            await asyncio.shield(self._submit_reply(prepared, earlier, status))
         except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             _log.warning("a failed call was not stored: %s", error)
 
-    def record_failure(self, sent: SentCall, status: int | None) -> None:
-        """Record a failed call, without waiting for the store."""
+    def record_failure(self, sent: SentCall, status: int | None, earlier: Reply = NO_REPLY) -> None:
+        """Record a failed call as `commit_failure`, without waiting for the store."""
         prepared = self.full(sent)
         if prepared.record is not None:
-            self._submit_reply(prepared, Reply(), status)
+            self._submit_reply(prepared, earlier, status)
 
     def record_partial(
         self,
@@ -497,7 +500,7 @@ class Recorder:
         )
 
         def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[StoredReply]:
-            self._counter.count_call(described, write.report, is_one_round=not hidden.before)
+            self._counter.count_call(described, write.report, is_one_round=reply.rounds == 1)
             return self._writer.submit(write)
 
         async def submit_later() -> StoredReply:

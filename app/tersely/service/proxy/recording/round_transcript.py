@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from tersely.dialects.dialect import Dialect, Reply, ReplyChoice
+from tersely.dialects.dialect import NO_REPLY, Dialect, Reply, ReplyChoice
 from tersely.dialects.tool_rounds import FinishedRounds, add_usage
 from tersely.domain.messages import Message, ToolCall
 
@@ -72,6 +73,11 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         return self.rounds >= MAX_ROUNDS
 
     @property
+    def unfinished(self) -> Reply:
+        """The usage of the finished rounds, for a call that ends without a reply."""
+        return Reply(usage=self.usage, rounds=self.rounds + 1) if self.rounds else NO_REPLY
+
+    @property
     def messages(self) -> list[bytes]:
         """The messages that a model is sent behind its context in the next round."""
         return [hidden.raw for hidden in self.hidden]
@@ -87,9 +93,15 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         if not (self._may_call(reply) and reply.choices) or self._is_malformed(reply):
             return [], False
         message = reply.choices[0].model_message
-        clients = {call.id for call in self.dialect.read_reply(self._without_calls(message)).calls}
-        calls = self.dialect.read_reply(message).calls
-        return [call for call in calls if call.id not in clients], bool(clients)
+        clients = self._read(self._without_calls(message)).calls
+        left = Counter(clients)  # not by id: hosts give several calls one id, or none
+        own: list[ToolCall] = []
+        for call in self._read(message).calls:
+            if left[call]:
+                left[call] -= 1
+            else:
+                own.append(call)
+        return own, bool(clients)
 
     def _may_call(self, reply: Reply) -> bool:
         """Return whether a reply may call one of Tersely's tools. JSON escapes no character of their names."""
@@ -144,6 +156,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             choices=choices,
             usage=add_usage(self.usage, last.usage),
             last_usage=last.usage if self.hidden else b"",
+            rounds=self.rounds + 1,
         )
         return CombinedReply(reply=reply, hidden=hidden, client_message=client)
 
@@ -152,7 +165,8 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         rounds = self.dialect.rounds
         assert rounds is not None
         choice = last.choices[0]
-        reply = replace(last, id=self.reply_id or last.id, usage=add_usage(self.usage, last.usage))
+        usage = add_usage(self.usage, last.usage)
+        reply = replace(last, id=self.reply_id or last.id, usage=usage, rounds=self.rounds + 1)
         if self.shown:
             shown = rounds.merge_messages(self.shown)
             earlier = replace(choice, model_message=shown, client_message=shown, terse=(), state=None)

@@ -13,8 +13,10 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from tersely.dialects.dialect import ClientView, Dialect, ErrorDescription, Reply
+from tersely.dialects.dialect import NO_REPLY, ClientView, Dialect, ErrorDescription, Reply
+from tersely.dialects.headers import Headers
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import NotFound, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.messages import ToolCall
@@ -30,20 +32,38 @@ from tersely.service.proxy.streams.client_stream import ClientStream
 from tersely.service.proxy.streams.limited_reader import OVERSIZED
 from tersely.service.proxy.streams.stream_end import iter_until_terminal_event
 
-CUT_OFF = frozenset(
+# Finish reasons, in lower case. Where the model ended its reply, its calls are run as they are: the answer to one with
+# bad arguments says what is wrong with them.
+_ENDED = frozenset(
+    {"", "stop", "end_turn", "stop_sequence", "tool_calls", "tool_use", "function_call", "completed", "finished"}
+)
+# Calls of such replies may be incomplete, and the client must see the reason.
+_CUT_OFF = frozenset(
     {
         "length",
         "max_tokens",
         "max_output_tokens",
+        "model_length",
+        "model_context_window_exceeded",
         "content_filter",
+        "refusal",
+        "safety",
+        "recitation",
+        "language",
+        "blocklist",
+        "prohibited_content",
+        "spii",
+        "malformed_function_call",
         "incomplete",
+        "insufficient_system_resource",
+        "error",
+        "failed",
         "cancelled",
         "queued",
         "in_progress",
         OVERSIZED,
     }
 )
-"""Finish reasons of replies whose calls may be incomplete."""
 _REFUSED = UpstreamUnavailable("the upstream refused")
 
 NextRound = Callable[[SentCall, RoundTranscript], Coroutine[Any, Any, StartedReply]]
@@ -71,11 +91,23 @@ class RoundSteps(msgspec.Struct, frozen=True, kw_only=True):
         return await self.tool_calls.run(prepared.call.tenant, session_id, calls)
 
 
-async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, int]:
-    """Return the body and the status for the client, when the reply is stored. Raises `UpstreamUnavailable`,
-    `StoreUnavailable`.
+class RelayedReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply for the client that is not streamed. ``headers`` are the host's with the body; ``chunks`` take the place
+    of a body that is over the size limit.
     """
-    prepared, status, body = started.prepared, started.reply.status, started.body
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+    chunks: AsyncGenerator[bytes, None] | None = None
+
+
+async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
+    """Return the reply for the client, when it is stored. Raises `UpstreamUnavailable`, `StoreUnavailable`.
+
+    What a later round ends with that is no reply goes to the client as it is.
+    """
+    prepared, source, body = started.prepared, started.reply, started.body
     call, sent_at = prepared.call, started.sent_at
     transcript = RoundTranscript(dialect=steps.dialect, tools=prepared.tools)
     ended_at = steps.timer.now()
@@ -90,42 +122,54 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> tuple[bytes, 
                 break
             transcript = transcript.with_round(reply, results)
             following = await steps.next_round(prepared, transcript)
-            prepared = following.prepared
+            prepared, source = following.prepared, following.reply
+            if following.is_oversized:
+                return RelayedReply(
+                    status=source.status,
+                    headers=source.headers,
+                    chunks=relay_oversized(steps, following, transcript.unfinished),
+                )
             try:
-                body = following.body or await following.reply.read(steps.max_reply)
+                body = following.body or following.first + await source.read(steps.max_reply)
             finally:
-                following.reply.close()
+                source.close()
             ended_at = steps.timer.now()
             failed, reply = await _split(steps.dialect, prepared, body)
-            if following.reply.status >= 400 or not (reply.choices or reply.unread):
-                await steps.recorder.commit_failure(prepared, following.reply.status)
+            if source.status >= 400 or not (reply.choices or reply.unread):
+                await steps.recorder.commit_failure(prepared, source.status, transcript.unfinished)
                 steps.timer.observe(call, sent_at, ended_at)
-                return failed, following.reply.status
+                return RelayedReply(status=source.status, headers=source.headers, body=failed)
     except UpstreamUnavailable:
-        await steps.recorder.commit_failure(prepared, None)
+        await steps.recorder.commit_failure(prepared, None, transcript.unfinished)
         raise
     except BaseException:
-        steps.recorder.record_failure(prepared, status)
+        steps.recorder.record_failure(prepared, source.status, transcript.unfinished)
         raise
+    as_it_is = RelayedReply(status=source.status, headers=source.headers, body=client_body)
     if is_only_round:
-        await steps.recorder.commit(prepared, reply, status, is_whole=True)
+        await steps.recorder.commit(prepared, reply, source.status, is_whole=True)
         steps.timer.observe(call, sent_at, ended_at)
-        return client_body, status
+        return as_it_is
     has_own_calls = bool(transcript.own_calls(reply)[0])
     combined = await run_in_thread_if_large(len(body), transcript.combine, reply, results)
-    await steps.recorder.commit(prepared, combined.reply, status, is_whole=True, hidden=combined.hidden)
+    await steps.recorder.commit(prepared, combined.reply, source.status, is_whole=True, hidden=combined.hidden)
     steps.timer.observe(call, sent_at, ended_at)
     if not (has_own_calls or transcript.rounds) or reply.unread or not combined.client_message:
-        return client_body, status
+        return as_it_is
     rounds = steps.dialect.rounds
     assert rounds is not None
-    return rounds.write_body(started.body, client_body, combined.client_message, combined.reply.usage), status
+    joined = rounds.write_body(started.body, client_body, combined.client_message, combined.reply.usage)
+    return RelayedReply(status=source.status, headers=started.reply.headers, body=joined)
 
 
-async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncGenerator[bytes, None]:
-    """Relay a reply over the size limit unchanged; store its beginning unread."""
+async def relay_oversized(
+    steps: RoundSteps, started: StartedReply, earlier: Reply = NO_REPLY
+) -> AsyncGenerator[bytes, None]:
+    """Relay a reply over the size limit unchanged; store its beginning unread. ``earlier``: what is reported of the
+    rounds before it.
+    """
     try:
-        reply = Reply(unread=(started.body,))
+        reply = replace(earlier, unread=(started.body,))
         await steps.recorder.commit_partial(started.prepared, reply, started.reply.status)
         yield started.body
         async for chunk in started.reply.chunks():
@@ -290,7 +334,7 @@ class StreamRelay:
         self._is_committed = True
         dialect = self._steps.dialect
         body = following.body or await following.reply.read(MAX_ERROR_BODY)
-        reply = self._transcript.combine(Reply()).reply
+        reply = self._transcript.combine(NO_REPLY).reply
         await self._steps.recorder.commit_partial(following.prepared, reply, following.reply.status)
         return dialect.error_event(_error_on_one_line(body) or _error_body(dialect, _REFUSED))
 
@@ -300,7 +344,18 @@ def _calls_to_run(transcript: RoundTranscript, reply: Reply) -> tuple[list[ToolC
     if not _has_whole_calls(reply):
         return [], False
     calls, is_mixed = transcript.own_calls(reply)
-    return ([] if transcript.is_full else calls), is_mixed
+    is_surely_whole = reply.choices[0].finish_reason.lower() in _ENDED
+    if transcript.is_full or not (is_surely_whole or all(_has_object(call) for call in calls)):
+        return [], is_mixed
+    return calls, is_mixed
+
+
+def _has_object(call: ToolCall) -> bool:
+    """Return whether a call's arguments are a whole JSON object."""
+    try:
+        return isinstance(raw_json.load(call.arguments.encode("utf-8", "surrogatepass")), dict)
+    except ValueError:
+        return False
 
 
 def _has_whole_calls(reply: Reply) -> bool:
@@ -308,7 +363,7 @@ def _has_whole_calls(reply: Reply) -> bool:
     if reply.error or not reply.choices:
         return False
     finish = reply.choices[0].finish_reason.lower()
-    return (reply.is_done or bool(finish)) and finish not in CUT_OFF
+    return (reply.is_done or bool(finish)) and finish not in _CUT_OFF
 
 
 def _client_view(prepared: SentCall) -> ClientView:

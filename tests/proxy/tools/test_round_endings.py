@@ -1,0 +1,247 @@
+"""How a reply in rounds ends: calls that are not whole, replies that the host cut off, and later rounds that fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.fakellm.scripted.anthropic import ANTHROPIC
+from tests.conftest import Database
+from tests.support.services import FROM_THE_START, Service, serve
+from tests.support.upstreams import DONE, MODEL, Model, RawUpstream, http_head, raw_upstream, sse
+
+MAX_REPLY = 64 * 1024
+PAD = "manage_scratchpad"
+READ = '{"action": "read"}'
+THEIRS = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def offering(store: Database, model: Model) -> Iterator[Service]:
+    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def raw() -> Iterator[RawUpstream]:
+    with raw_upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def raw_service(store: Database, raw: RawUpstream) -> Iterator[Service]:
+    """A service before a host of bytes."""
+    options: dict[str, Any] = {"strategy": "window", "instructions": "off", "epoch": FROM_THE_START}
+    with serve(store, raw.url, max_reply=MAX_REPLY, **options) as running:
+        yield running
+
+
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=30) as client:
+        yield client
+
+
+def answer_with(raw: RawUpstream, *replies: bytes) -> None:
+    """Let the host answer its next requests with these."""
+    left = list(replies)
+
+    async def handler(_: Any, __: Any, writer: Any) -> None:
+        writer.write(left.pop(0))
+        await writer.drain()
+
+    raw.handler = handler
+    raw.requests.clear()
+
+
+def event(kind: str, **more: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **more})}\n\n".encode()
+
+
+def anthropic_stream(*calls: tuple[str, str, str], stop: str, text: str = "Well.") -> bytes:
+    """A reply with text, and calls: (id, name, the JSON of the input)."""
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "claude-x", "content": [], "usage": {}}
+    blocks: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+    ]
+    for call_id, name, partial in calls:
+        start = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+        blocks.append((start, {"type": "input_json_delta", "partial_json": partial}))
+    out = http_head() + event("message_start", message=message)
+    for index, (start, delta) in enumerate(blocks):
+        out += event("content_block_start", index=index, content_block=start)
+        out += event("content_block_delta", index=index, delta=delta) + event("content_block_stop", index=index)
+    return out + event("message_delta", delta={"stop_reason": stop}, usage={"output_tokens": 9}) + event("message_stop")
+
+
+def whole(message: dict[str, Any], *, finish: str = "stop") -> bytes:
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": None, **message}}
+    body = json.dumps({"id": "c", "object": "chat.completion", "model": MODEL, "choices": [choice]}).encode()
+    return http_head("application/json", content_length=str(len(body))) + body
+
+
+def calling(*names: str, call_id: str = "c1", arguments: str = READ) -> dict[str, Any]:
+    functions = [{"name": name, "arguments": arguments if name == PAD else "{}"} for name in names]
+    return {"tool_calls": [{"id": call_id, "type": "function", "function": each} for each in functions]}
+
+
+def ask_anthropic(http: httpx.Client, service: Service, key: str, *more: dict[str, Any]) -> httpx.Response:
+    tools = [{"name": "add", "input_schema": {"type": "object"}}]
+    messages = [{"role": "user", "content": f"go {key}"}, *more]
+    body = {"model": "claude-x", "max_tokens": 100, "stream": True, "tools": tools, "messages": messages}
+    return http.post(f"{service.url}/v1/messages", json=body, headers={"x-tersely-session": key})
+
+
+def ask_chat(http: httpx.Client, service: Service, key: str, **more: Any) -> httpx.Response:
+    body = {"model": MODEL, "user": key, "tools": [THEIRS], "messages": [{"role": "user", "content": "go"}], **more}
+    return http.post(f"{service.url}/v1/chat/completions", json=body, headers={"x-tersely-session": key})
+
+
+def stop_reasons(answer: httpx.Response) -> list[str]:
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [each["delta"]["stop_reason"] for each in events if each["type"] == "message_delta"]
+
+
+# Calls that are not whole, and replies that were cut off
+
+
+@pytest.mark.parametrize("stop", ["model_context_window_exceeded", "refusal", "max_tokens"])
+@pytest.mark.parametrize("partial", ['{"action": "update", "content": "mi', READ])
+def test_the_client_learns_that_a_reply_was_cut_off(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, stop: str, partial: str
+):
+    answer_with(raw, anthropic_stream(("t1", PAD, partial), stop=stop))
+    assert stop_reasons(ask_anthropic(http, raw_service, key)) == [stop]
+    assert len(raw.requests) == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("finish", ["model_length", "insufficient_system_resource", "error", "content_filter"])
+def test_no_call_is_run_of_a_chat_reply_that_was_cut_off(
+    http: httpx.Client, offering: Service, model: Model, key: str, finish: str, streams: bool
+):
+    model.script(key, ScriptedReply(message=calling(PAD, arguments='{"action": "up'), finish_reason=finish))
+    answer = ask_chat(http, offering, key, stream=streams)
+    assert f'"finish_reason":"{finish}"' in answer.text.replace(": ", ":")
+    assert len(model.requests(key)) == 1
+
+
+@pytest.mark.parametrize(("arguments", "rounds"), [('{"action": "up', 1), (READ, 2)])
+def test_under_an_unknown_finish_only_whole_calls_are_run(
+    http: httpx.Client, offering: Service, model: Model, key: str, arguments: str, rounds: int
+):
+    odd = ScriptedReply(message=calling(PAD, arguments=arguments), finish_reason="eos")
+    model.script(key, odd, ScriptedReply(message={"content": "Done."}))
+    assert ask_chat(http, offering, key).status_code == 200
+    assert len(model.requests(key)) == rounds
+
+
+@pytest.mark.parametrize("own", [READ, '{"action": "re'])
+@pytest.mark.parametrize("client", ['{"a": 1}', '{"a": 1'])
+def test_input_that_is_no_json_leaves_calls_and_results_in_pairs(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, own: str, client: str
+):
+    calls = ("t1", PAD, own), ("t2", "add", client)
+    answer_with(raw, anthropic_stream(*calls, stop="tool_use"), anthropic_stream(stop="end_turn"))
+    assert ask_anthropic(http, raw_service, key).status_code == 200
+    given = json.loads(client) if client.endswith("}") else {}
+    call = {"type": "tool_use", "id": "t2", "name": "add", "input": given}
+    result = {"type": "tool_result", "tool_use_id": "t2", "content": "SUM"}
+    echo = [{"type": "text", "text": "Well."}, call]
+    following: list[dict[str, Any]] = [{"role": "assistant", "content": echo}, {"role": "user", "content": [result]}]
+    assert ask_anthropic(http, raw_service, key, *following).status_code == 200
+    last = json.loads(raw.requests[-1].body)
+    assert ANTHROPIC.check(last) is None
+    ids = [block.get("tool_use_id") for block in last["messages"][-1]["content"]]
+    assert ids == ["t1", "t2"]
+    assert b"malformed_json" not in raw.requests[-1].body
+
+
+def test_a_call_alone_whose_input_is_no_json_is_answered(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str
+):
+    answer_with(
+        raw, anthropic_stream(("t1", PAD, '{"action'), stop="tool_use"), anthropic_stream(stop="end_turn", text="So.")
+    )
+    assert stop_reasons(ask_anthropic(http, raw_service, key)) == ["end_turn"]
+    second = json.loads(raw.requests[1].body)
+    assert ANTHROPIC.check(second) is None
+    assert "action is missing" in json.dumps(second["messages"][-1])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("call_id", ["", "same"])
+def test_calls_of_one_id_are_told_apart(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, call_id: str, streams: bool
+):
+    message = calling(PAD, "add", call_id=call_id)
+    if streams:
+        deltas = [{"index": index, **each} for index, each in enumerate(message["tool_calls"])]
+        choices = [{"index": 0, "delta": {"role": "assistant", "tool_calls": [each]}} for each in deltas]
+        events = [b"data: " + json.dumps({"id": "c", "choices": [each]}).encode() + b"\n\n" for each in choices]
+        reply = http_head() + b"".join(events) + sse(finish="tool_calls") + DONE
+    else:
+        reply = whole(message, finish="tool_calls")
+    answer_with(raw, reply, whole({"content": "Three."}))
+    answer = ask_chat(http, raw_service, key, stream=streams)
+    assert '"add"' in answer.text
+    assert PAD not in answer.text
+    theirs = message["tool_calls"][1:]
+    history = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": theirs},
+        {"role": "tool", "tool_call_id": call_id, "content": "3"},
+    ]
+    body = {"model": MODEL, "tools": [THEIRS], "messages": history}
+    later = http.post(f"{raw_service.url}/v1/chat/completions", json=body)
+    assert later.headers["x-tersely-session"] == key
+
+
+# Later rounds that fail
+
+
+def test_a_later_round_that_is_too_long_goes_to_the_client_whole(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str
+):
+    long = whole({"content": "word " * 100_000})
+    answer_with(raw, whole(calling(PAD), finish="tool_calls"), long)
+    assert ask_chat(http, raw_service, key).content == long.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [("text/event-stream", sse("x", role=True) + sse(finish="stop") + DONE), ("text/html", b"<html>")],
+)
+def test_a_later_round_that_is_no_reply_goes_to_the_client_as_it_is(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, content_type: str, body: bytes
+):
+    answer_with(raw, whole(calling(PAD), finish="tool_calls"), http_head(content_type) + body)
+    answer = ask_chat(http, raw_service, key)
+    assert (answer.headers["content-type"], answer.content) == (content_type, body)
+
+
+def test_the_refusal_of_a_later_round_has_its_own_headers(
+    http: httpx.Client, offering: Service, model: Model, key: str
+):
+    left = "x-ratelimit-remaining-requests"
+    refusal = ScriptedReply(status=429, body=b'{"error":{"message":"slow"}}', headers={"retry-after": "7", left: "0"})
+    model.script(key, ScriptedReply(message=calling(PAD), headers={left: "5"}), refusal)
+    answer = ask_chat(http, offering, key)
+    assert (answer.status_code, answer.headers["retry-after"], answer.headers[left]) == (429, "7", "0")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_tokens_of_finished_rounds_count_where_a_later_one_fails(
+    http: httpx.Client, offering: Service, model: Model, key: str, streams: bool
+):
+    usage = {"prompt_tokens": 5_000, "completion_tokens": 700, "total_tokens": 5_700}
+    failure = ScriptedReply(status=500, body=b'{"error":{"message":"no"}}')
+    model.script(key, ScriptedReply(message=calling(PAD), usage=usage), failure)
+    ask_chat(http, offering, key, stream=streams)
+    (call,) = http.get(f"{offering.url}/api/sessions/{key}/calls").json()["items"]
+    assert (call["input_tokens"], call["output_tokens"]) == (5_000, 700)
