@@ -1,4 +1,4 @@
-"""How a reply in rounds ends: calls that are not whole, replies that the host cut off, and later rounds that fail."""
+"""The end of a reply in rounds: calls that are not whole, replies that the host cut off, later rounds that fail."""
 
 from __future__ import annotations
 
