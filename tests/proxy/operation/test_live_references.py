@@ -437,6 +437,32 @@ def test_parallel_calls_and_a_result_without_call(server: Server, monkeypatch: p
         client.check()
 
 
+@pytest.mark.parametrize("named_by", ["id", "conversation", "header"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"},
+        {"type": "reasoning", "id": "rs_9", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": " "}]},
+    ],
+)
+def test_item_that_is_read_as_a_part_of_the_reply_is_not_lost(
+    server: Server, monkeypatch: pytest.MonkeyPatch, first: dict[str, Any], named_by: str
+) -> None:
+    with both(server, monkeypatch) as (live, plain):
+        more: dict[str, Any] = {"headers": {"x-tersely-session": "talk"}, "after": ""} if named_by == "header" else {}
+        client = Client(live, plain, **({"conversation": "conv_1"} if named_by == "conversation" else {}))
+        for number in range(3):
+            client.ask([{"role": "user", "content": f"question {number}"}], **more)
+        client.ask([{"role": "user", "content": "go"}], calls(), **more)
+        assert client.hits
+        # A history of thoughts or blanks alone is none: the host refuses what is left of it.
+        is_empty = named_by == "header" and first["type"] != "function_call"
+        client.ask([first, *result()], says("thanks"), status=400 if is_empty else 200, **more)
+        client.ask([{"role": "user", "content": "and on"}], **more)
+        client.check()
+
+
 def test_call_without_result_and_result_without_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with both(server, monkeypatch) as (live, plain):
         client = begun(live, plain, tools=[FUNCTION])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tersely.fakellm.strict.openai_chat import Refusal
@@ -30,6 +31,8 @@ def check(request: dict[str, Any]) -> Refusal | None:
         return None
     if not isinstance(input_items, list):
         return Refusal(message="Missing required parameter: 'input'.", param="input")
+    if not (input_items or request.get("previous_response_id") or request.get("conversation")):
+        return Refusal(message="One of 'input', 'previous_response_id' or 'conversation' must be provided.")
     for index, item in enumerate(input_items):
         if refusal := _check_item(item, index):
             return refusal
@@ -71,7 +74,7 @@ def check_pairing(items: list[dict[str, Any]]) -> Refusal | None:
 
 def _check_thoughts(items: list[dict[str, Any]]) -> Refusal | None:
     """Check that every thought is followed by the item that it led to."""
-    for item, following in zip(items, [*items[1:], {"role": "user"}], strict=True):
+    for item, following in pairwise([*items, {"role": "user"}]):
         kind = str(following.get("type", "message"))
         is_reply = following.get("role") == "assistant" if kind == "message" else not kind.endswith("_output")
         if item.get("type") == "reasoning" and not is_reply:

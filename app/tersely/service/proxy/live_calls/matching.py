@@ -200,12 +200,15 @@ class LiveMatcher:
         """
         if not raws:
             return None
+        known = [*self._history.elements(reply)]
         try:
-            messages = tuple(self._history.read((*self._history.elements(reply), *raws)))
+            messages = tuple(self._history.read((*known, *raws)))
         except (InvalidRequest, ValueError):
             return None
         if len(messages) < 2 or _history(live, messages[:1]) is None:
             return None
+        if messages[0].raw != reply and [*self._history.elements(messages[0].raw)] != known:
+            return None  # a new element was read as a part of the reply
         history = _appended(live, messages[1:], (), ())
         request = live.request
         side_call = clients.side_call(
