@@ -45,3 +45,9 @@ def test_all_messages_of_a_failed_request_have_failed() -> None:
 
 def test_a_request_of_two_messages_that_was_answered_has_not_failed() -> None:
     assert failed_links(stored_links("qaqqa"), {4}) == frozenset()
+
+
+def test_what_a_failed_request_brought_of_the_assistant_has_failed_too() -> None:
+    assert links_without_reply(stored_links("qaqit")) == [3, 4, 5]
+    assert failed_links(stored_links("qaqit"), {5}) == {3, 4, 5}
+    assert failed_links(stored_links("qaiqa"), {4}) == frozenset()

@@ -243,6 +243,44 @@ async def test_refusal_for_another_reason_is_relayed(plain: Service, model: Mode
         assert len(model.requests(key)) == before + 1
 
 
+FAILING = [
+    [{"role": "assistant", "content": "never said"}, {"role": "user", "content": "FAILED"}],
+    [
+        {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "FAILED"},
+    ],
+    [
+        {"type": "item_reference", "id": "fc_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "FAILED"},
+    ],
+]
+
+
+@pytest.mark.parametrize("live_sessions", ["64", "off"])
+@pytest.mark.parametrize("is_branch", [False, True])
+@pytest.mark.parametrize("failing", FAILING)
+async def test_nothing_of_a_failed_call_returns(
+    store: Database, model: Model, key: str, failing: list[dict[str, Any]], is_branch: bool, live_sessions: str
+) -> None:
+    call = {"id": "fc_1", "type": "function_call", "status": "completed", "call_id": "call_1", "name": "add"}
+    conversation = {"conversation": f"conv_{key}"}
+    with serve(store, model.url, strategy="full", instructions="off", live_sessions=live_sessions) as service:
+        await ask(service, key, "go", **conversation)
+        model.script(key, ScriptedReply(message={"output": [{**call, "arguments": "{}"}]}))
+        called = await ask(service, key, "add", **conversation)
+        model.script(key, ScriptedReply(status=500, body=b'{"error":{"message":"down"}}'))
+        more: dict[str, Any] = {"previous": called.json["id"]} if is_branch else conversation
+        assert (await ask(service, key, failing, **more)).status >= 400
+        model.replies.pop(key, None)
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
+        for given in ([result], "and?", "then?"):
+            assert (await ask(service, key, given, **conversation)).status == 200
+            items = upstream_input(model, key)
+            assert "FAILED" not in str(items)
+            assert "never said" not in str(items)
+            assert [each.get("type") for each in items].count("function_call") == 1
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_own_tool_calls_are_part_of_the_history(store: Database, model: Model, key: str, streams: bool) -> None:
     def call(name: str) -> dict[str, Any]:

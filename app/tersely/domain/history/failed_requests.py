@@ -17,7 +17,7 @@ def links_without_reply(rows: Sequence[StoredLink]) -> list[int]:
     for row in rows:
         if not row.is_link or row.status != "live":
             continue
-        if row.role != "assistant":
+        if not _is_reply(row):
             block.append(row)
             continue
         if any(each.role == "user" for each in block[1:]):
@@ -36,11 +36,16 @@ def failed_links(rows: Sequence[StoredLink], ended: Collection[int]) -> frozense
     failed: set[int] = set()
     request: list[int] = []
     for index, row in enumerate(links):
-        if row.role == "assistant":
+        if _is_reply(row):
             request = []
             continue
         request = [*request, row.seq] if request and row.follows == request[-1] else [row.seq]
         following = links[index + 1 : index + 2]
-        if row.seq in ended and not (following and following[0].role == "assistant"):
+        if row.seq in ended and not any(map(_is_reply, following)):
             failed.update(request)
     return frozenset(failed)
+
+
+def _is_reply(row: StoredLink) -> bool:
+    """Return whether a link is a reply of the model; a request may bring messages of the assistant too."""
+    return row.role == "assistant" and row.relayed
