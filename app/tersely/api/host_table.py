@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import msgspec
 
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.members import split_body
 from tersely.domain.errors import NotFound
 from tersely.domain.messages import Dialect as DialectName
 from tersely.service.proxy.proxy import Proxy
@@ -95,8 +98,14 @@ def split_name(path: str) -> tuple[str, str]:
 
 
 def model_in(body: bytes) -> str:
-    """Return the model that a request's body names; empty if it names none."""
+    """Return the model that a request's body names; empty if it names none, or is no JSON object (a form).
+
+    Raises `InvalidRequest` for JSON that cannot be read: no host gets what may be meant for another.
+    """
     try:
         return msgspec.json.decode(body, type=_Model).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
+        pass
+    if not body.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
         return ""
+    return raw_json.string(split_body(body).get("model"))

@@ -180,10 +180,11 @@ class ProxyRoutes:
             destination, call, route, marks = await self._read_call(scope, receive, request_head, progress)
         except Disconnected:
             return CLIENT_GONE, ""
-        except TerselyError as error:
-            refusal = in_dialect(error, progress.proxy.dialect)
+        except Exception as error:  # noqa: BLE001 every request gets an answer in its dialect
+            failed = error if isinstance(error, TerselyError) else _internal_error(error)
+            refusal = in_dialect(failed, progress.proxy.dialect)
             if progress.tenant:
-                self._board.note(progress.tenant, "refused", f"{refusal[0]}: {error.detail}")
+                self._board.note(progress.tenant, "refused", f"{refusal[0]}: {failed.detail}")
             if progress.is_read or not _has_body(scope):
                 return await _refuse(send, *refusal), ""
             return await self._refuse_unread(scope, receive, send, *refusal), ""
@@ -191,9 +192,8 @@ class ProxyRoutes:
             return await self._answer(
                 destination, call, disconnect_of(scope, receive), send, request_head, route, marks
             )
-        except _InternalFault as error:
-            _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
-            failed = TerselyError("something went wrong inside Tersely; its log says what")
+        except _InternalFault as fault:
+            failed = _internal_error(fault.__cause__)
             return await _refuse(send, *in_dialect(failed, progress.proxy.dialect)), ""
 
     async def _read_call(
@@ -226,6 +226,8 @@ class ProxyRoutes:
         body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
         progress.is_read = True
         if by_model:
+            if request_head.is_compressed and not target.model:
+                raise InvalidRequest("the model chooses the host, and Tersely reads no compressed body: send it plain")
             model = target.model or await run_in_thread_if_large(len(body), model_in, body)
             found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
             destination = found or destination
@@ -352,6 +354,12 @@ class _Progress(msgspec.Struct):
 
 class _InternalFault(Exception):
     """A fault of ours before anything was answered."""
+
+
+def _internal_error(cause: BaseException | None) -> TerselyError:
+    """Log a fault of ours. Return the error for the client."""
+    _log.error("unexpected: %s", type(cause).__name__, exc_info=cause)
+    return TerselyError("something went wrong inside Tersely; its log says what")
 
 
 async def _refuse_websocket(send: Send, proxy: Proxy) -> tuple[int, str]:

@@ -23,7 +23,7 @@ class RequestHead:
 
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
     are the caller's, without the length of the body, ``credentials`` what they say of the caller, ``own`` those that
-    the host may see; ``known`` is kept with them, see `Call`.
+    the host may see; ``known`` is kept with them, see `Call`. ``is_compressed``: the body is.
     """
 
     __slots__ = (
@@ -32,6 +32,7 @@ class RequestHead:
         "credentials",
         "headers",
         "host",
+        "is_compressed",
         "is_websocket",
         "known",
         "own",
@@ -48,6 +49,7 @@ class RequestHead:
         self.credentials = read_credentials(self.headers)
         by_name = dict(self.headers)
         self.client = client_name(by_name)
+        self.is_compressed = by_name.get("content-encoding", "").lower() not in ("", "identity")
         self.is_websocket = by_name.get("upgrade", "").lower() == "websocket"
         self.known: dict[object, Any] = {}
         self._options: CallOptions | None = None

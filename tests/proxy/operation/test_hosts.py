@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -82,6 +83,48 @@ async def test_the_path_names_the_host(store: Database):
         assert main.state.received == type(main.state.received)()
         assert [each.path for each in local.state.received] == ["/v1/chat/completions", "/v1/models", "/v1/responses"]
         assert claude.state.received[-1].headers["X-Api-Key"] == "sk-ant"
+
+
+DEEP = b'{"model":"llama","x":' + b"[" * 5_000 + b"]" * 5_000 + b',"messages":[{"role":"user","content":"a"}]}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "reaches"),
+    [
+        ("/v1/chat/completions", rb'{"model":"llama","messages":[{"role":"user","content":"cut \ud83d"}]}', {}, True),
+        ("/v1/responses", rb'{"model":"llama","input":"cut \ud83d"}', {}, True),
+        ("/v1/embeddings", rb'{"model":"llama","input":"cut \ud83d"}', {}, True),
+        (
+            "/v1/chat/completions",
+            b'\xef\xbb\xbf{"model":"llama","messages":[{"role":"user","content":"a"}]}',
+            {},
+            True,
+        ),
+        ("/v1/chat/completions", DEEP, {}, False),
+        ("/v1/embeddings", DEEP, {}, False),
+        ("/v1/embeddings", b'{"model":"llama","input":', {}, False),
+        ("/v1/embeddings", gzip.compress(b'{"model":"llama","input":"a"}'), {"Content_Encoding": "gzip"}, False),
+    ],
+)
+async def test_no_other_host_gets_what_is_meant_for_one(
+    store: Database, path: str, body: bytes, headers: dict[str, str], reaches: bool
+):
+    with many(scripted(), scripted()) as (main, local):
+        upstreams = {"local": {"dialect": "openai", "base_url": local.url, "models": ["llama*"]}}
+        with serve(store, main.url, upstreams=upstreams) as service:
+            answer = await post(service, body, path=path, Authorization="Bearer local", **headers)
+    assert (len(main.state.received), len(local.state.received)) == (0, int(reaches))
+    assert answer.headers["content-type"].startswith("application/json")
+    assert reaches or answer.status == 400
+
+
+async def test_a_form_goes_to_the_default_host(store: Database):
+    with many(scripted(), scripted()) as (main, local):
+        upstreams = {"local": {"dialect": "openai", "base_url": local.url, "models": ["llama*"]}}
+        with serve(store, main.url, upstreams=upstreams) as service:
+            body = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nllama\r\n--x--\r\n'
+            await post(service, body, path="/v1/audio/transcriptions", Content_Type="multipart/form-data; boundary=x")
+    assert (len(main.state.received), len(local.state.received)) == (1, 0)
 
 
 async def test_azure_s_own_paths_and_version_pass(store: Database, raw: RawUpstream, model: Model):

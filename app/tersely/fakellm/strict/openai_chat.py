@@ -69,7 +69,7 @@ def parse_body(body: bytes) -> dict[str, Any] | Refusal:
     """Return the request as Python values, lone surrogates included."""
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         try:
             value = json.loads(body.decode())
         except (ValueError, RecursionError):
