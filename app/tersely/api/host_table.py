@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,13 +11,15 @@ import msgspec
 
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.members import split_body
-from tersely.domain.errors import NotFound
+from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.messages import Dialect as DialectName
 from tersely.service.proxy.proxy import Proxy
 from tersely.service.proxy.sending.account_access import AccountAccess
 
 # `/u/NAME/...`: the rest of the path is for the host of that name.
 _NAMED = re.compile(r"/u/(?P<name>[A-Za-z0-9_-]{1,64})(?P<rest>/.*)", re.DOTALL)
+# Gemini's bodies name `models/gemini-2.5-pro`, its paths too.
+_WITH_PREFIX: frozenset[DialectName] = frozenset({"gemini", "gemini_gca"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class HostTable:
 
     def find_by_model(self, dialect: DialectName, model: str, *, is_azure: bool) -> Destination | None:
         """Return the first host that serves the model; None if there is none."""
+        if dialect in _WITH_PREFIX:
+            model = model.removeprefix("models/")
         for host in self.named:
             if dialect not in host.proxies or host.is_azure != is_azure:
                 continue
@@ -97,15 +100,19 @@ def split_name(path: str) -> tuple[str, str]:
     return (found["name"], found["rest"]) if found is not None else ("", path)
 
 
-def model_in(body: bytes) -> str:
-    """Return the model that a request's body names; empty if it names none, or is no JSON object (a form).
+def model_in(body: bytes, *, must_be_json: bool) -> str:
+    """Return the model that a request's body names; empty if it names none.
 
-    Raises `InvalidRequest` for JSON that cannot be read: no host gets what may be meant for another.
+    Raises `InvalidRequest` where a body that ``must_be_json`` cannot be read: no host gets what may be meant for
+    another.
     """
     try:
         return msgspec.json.decode(body, type=_Model).model
     except (ValueError, RecursionError):
         pass
-    if not body.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
+    try:
+        return raw_json.string(split_body(body).get("model")) if body else ""
+    except InvalidRequest:
+        if must_be_json:
+            raise
         return ""
-    return raw_json.string(split_body(body).get("model"))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 from fastapi import FastAPI
@@ -226,9 +226,14 @@ class ProxyRoutes:
         body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
         progress.is_read = True
         if by_model:
-            if request_head.is_compressed and not target.model:
-                raise InvalidRequest("the model chooses the host, and Tersely reads no compressed body: send it plain")
-            model = target.model or await run_in_thread_if_large(len(body), model_in, body)
+            model = target.model
+            if not model and request_head.body != "other":
+                if request_head.is_compressed:
+                    raise InvalidRequest(
+                        "the model chooses the host, and compressed bodies are not read: send it plain"
+                    )
+                read = partial(model_in, body, must_be_json=request_head.body == "json")
+                model = await run_in_thread_if_large(len(body), read)
             found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
             destination = found or destination
             route = _check_route(destination, target, scope["method"], request_head.raw)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tersely.api.host_table import split_name
 from tersely.api.routes import Target, find_target
@@ -18,16 +18,23 @@ MAX_KEPT = 512
 MAX_BYTES = 8 * 1024
 
 
+# JSON, or perhaps JSON under another name, or a file or form.
+BodyKind = Literal["json", "text", "other"]
+# What clients write that say nothing of their JSON.
+_TEXTS = frozenset({"text/plain", "application/x-www-form-urlencoded"})
+
+
 class RequestHead:
     """The parsed first line and headers of a request.
 
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
     are the caller's, without the length of the body, ``credentials`` what they say of the caller, ``own`` those that
-    the host may see; ``known`` is kept with them, see `Call`. ``is_compressed``: the body is.
+    the host may see; ``known`` is kept with them, see `Call`. ``body`` is the kind of the body by headers and path.
     """
 
     __slots__ = (
         "_options",
+        "body",
         "client",
         "credentials",
         "headers",
@@ -49,7 +56,8 @@ class RequestHead:
         self.credentials = read_credentials(self.headers)
         by_name = dict(self.headers)
         self.client = client_name(by_name)
-        self.is_compressed = by_name.get("content-encoding", "").lower() not in ("", "identity")
+        self.body = _kind_of_body(raw, by_name.get("content-type", ""))
+        self.is_compressed = any(n == "content-encoding" and v.lower() not in ("", "identity") for n, v in headers)
         self.is_websocket = by_name.get("upgrade", "").lower() == "websocket"
         self.known: dict[object, Any] = {}
         self._options: CallOptions | None = None
@@ -87,6 +95,15 @@ def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> RequestHead |
     raw = split_name(raw_target(scope))[1]
     target = find_target(scope["method"], path, raw, dict(found))
     return None if target is None else RequestHead(target, host, raw, found)
+
+
+def _kind_of_body(path: str, content_type: str) -> BodyKind:
+    kind = content_type.partition(";")[0].strip().lower()
+    if path.startswith("/upload/"):
+        return "other"
+    if not kind or kind == "application/json" or kind.endswith("+json"):
+        return "json"
+    return "text" if kind in _TEXTS else "other"
 
 
 def _size(headers: Sequence[tuple[bytes, bytes]]) -> int:

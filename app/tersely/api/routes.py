@@ -116,11 +116,13 @@ def _is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
 
 
 def _generating(dialect: Dialect, path: str, keys: tuple[tuple[str, str], ...], found: re.Match[str] | None) -> Target:
-    streams = _STREAMS.get(found["method"]) if found is not None else None
-    if found is None or streams is None:
+    if found is None:
         return Target(dialect=dialect, path=path, keys=keys)
+    streams = _STREAMS.get(found["method"])
     model = found.groupdict().get("model", "").removeprefix("models/")
-    return Target(dialect=dialect, path=path, is_call=True, model=model, streams=streams, keys=keys)
+    return Target(
+        dialect=dialect, path=path, is_call=streams is not None, model=model, streams=bool(streams), keys=keys
+    )
 
 
 def _without_keys(raw: str) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tersely.settings import Settings, explain
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
+from tests.support.host_replies import answer_with, response
 from tests.support.http import body_of, post
 from tests.support.services import Service, many, serve
 from tests.support.tenants import tenant
@@ -116,6 +117,54 @@ async def test_no_other_host_gets_what_is_meant_for_one(
     assert (len(main.state.received), len(local.state.received)) == (0, int(reaches))
     assert answer.headers["content-type"].startswith("application/json")
     assert reaches or answer.status == 400
+
+
+@pytest.mark.parametrize("method", ["generateContent", "countTokens", "embedContent", "batchEmbedContents", "predict"])
+async def test_a_model_in_the_path_chooses_the_host(store: Database, method: str):
+    with many(scripted(), scripted()) as (main, local):
+        root = local.url.removesuffix("/v1")
+        upstreams = {"local": {"dialect": "gemini", "base_url": root, "models": ["llama*"]}}
+        with serve(store, main.url, upstreams=upstreams) as service:
+            body = b'{"contents":[{"role":"user","parts":[{"text":"a"}]}]}'
+            await post(service, body, path=f"/v1beta/models/llama3:{method}", x_goog_api_key="k")
+            await post(service, b'{"model":"models/llama3"}', path="/v1beta/cachedContents", x_goog_api_key="k")
+    assert (len(main.state.received), len(local.state.received)) == (0, 2)
+
+
+GOOD = '{"model":"llama","input":"a"}'
+
+
+@pytest.mark.parametrize(
+    "body", [GOOD.encode("utf-16"), GOOD.encode("utf-32"), b"// c\n" + GOOD.encode(), b"[" + GOOD.encode()]
+)
+async def test_json_that_cannot_be_read_goes_nowhere(store: Database, body: bytes):
+    with many(scripted(), scripted()) as (main, local):
+        upstreams = {"local": {"dialect": "openai", "base_url": local.url, "models": ["llama*"]}}
+        with serve(store, main.url, upstreams=upstreams) as service:
+            answer = await post(service, body, path="/v1/embeddings", Content_Type="application/json")
+    assert (answer.status, len(main.state.received), len(local.state.received)) == (400, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"key":"1"}\n{"key":"2"}\n',
+        b"{\\rtf1 Hello}",
+        b'{"a": [1, 2, ',
+        b'{"model":"llama3","note":"a file"}',
+        gzip.compress(b"x"),
+    ],
+)
+async def test_a_file_goes_to_the_default_host(store: Database, raw: RawUpstream, body: bytes):
+    answer_with(raw, response(b"{}"))
+    with scripted() as local:
+        upstreams = {"local": {"dialect": "gemini", "base_url": local.url.removesuffix("/v1"), "models": ["llama*"]}}
+        with serve(store, raw.url, gemini_base_url=raw.url.removesuffix("/v1"), upstreams=upstreams) as service:
+            path = "/upload/v1beta/files?upload_id=1"
+            more = {"x_goog_api_key": "k", "Content_Type": "application/octet-stream"}
+            encoding = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f") else {}
+            answer = await post(service, body, path=path, **more, **encoding)
+    assert (answer.status, len(raw.requests), len(local.state.received)) == (200, 1, 0)
 
 
 async def test_a_form_goes_to_the_default_host(store: Database):
