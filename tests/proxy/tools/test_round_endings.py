@@ -12,6 +12,8 @@ import pytest
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.fakellm.scripted.anthropic import ANTHROPIC
 from tests.conftest import Database
+from tests.support.dialect_wires import WIRES
+from tests.support.host_replies import HOSTS, answer_with, body_with, reply_with, response
 from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import DONE, MODEL, Model, RawUpstream, http_head, raw_upstream, sse
 
@@ -45,18 +47,6 @@ def raw_service(store: Database, raw: RawUpstream) -> Iterator[Service]:
 def http() -> Iterator[httpx.Client]:
     with httpx.Client(timeout=30) as client:
         yield client
-
-
-def answer_with(raw: RawUpstream, *replies: bytes) -> None:
-    """Let the host answer its next requests with these."""
-    left = list(replies)
-
-    async def handler(_: Any, __: Any, writer: Any) -> None:
-        writer.write(left.pop(0))
-        await writer.drain()
-
-    raw.handler = handler
-    raw.requests.clear()
 
 
 def event(kind: str, **more: Any) -> bytes:
@@ -245,3 +235,156 @@ def test_tokens_of_finished_rounds_count_where_a_later_one_fails(
     ask_chat(http, offering, key, stream=streams)
     (call,) = http.get(f"{offering.url}/api/sessions/{key}/calls").json()["items"]
     assert (call["input_tokens"], call["output_tokens"]) == (5_000, 700)
+
+
+# In every dialect
+
+OWN = ("t1", PAD, {"action": "read"})
+
+
+def ask_in(
+    http: httpx.Client,
+    service: Service,
+    dialect: str,
+    key: str,
+    text: str = "go",
+    *,
+    streams: bool = False,
+    **more: Any,
+) -> httpx.Response:
+    wire = WIRES[dialect]
+    path = wire.stream_path if streams and wire.stream_path else wire.path
+    headers = {"x-tersely-session": key, "x-script": key}
+    return http.post(f"{service.url}{path}", content=wire.body(text, stream=streams, **more), headers=headers)
+
+
+def rounds_of(model: Model, key: str) -> int:
+    return sum(each.headers.get("X-Script") == key for each in model.state.received)
+
+
+@pytest.mark.parametrize("dialect", HOSTS)
+@pytest.mark.parametrize("kind", ["html", "events", "array"])
+def test_words_that_nobody_saw_are_not_stored(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, dialect: str, kind: str
+):
+    last = {
+        "html": response(b"<html>", "text/html"),
+        "events": response(body_with(dialect, "Done.", streams=True), "text/event-stream"),
+        "array": response(b"[" + body_with(dialect, "Done.") + b"]"),
+    }[kind]
+    answer_with(raw, response(body_with(dialect, "Let me.", OWN)), last, response(body_with(dialect, "Next.")))
+    answer = ask_in(http, raw_service, dialect, key)
+    assert (answer.status_code, answer.content) == (200, last.partition(b"\r\n\r\n")[2])
+    assert "Let me." not in http.get(f"{raw_service.url}/api/sessions/{key}/messages?view=client").text
+    assert ask_in(http, raw_service, dialect, key, "next").status_code == 200
+    assert b"Let me." not in raw.requests[-1].body
+
+
+@pytest.mark.parametrize("dialect", ["gemini", "gemini_gca"])
+def test_first_round_in_another_framing_is_relayed_as_it_is(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, dialect: str
+):
+    body = b"[" + body_with(dialect, "Let me.", OWN) + b"]"
+    answer_with(raw, response(body))
+    answer = ask_in(http, raw_service, dialect, key)
+    assert (answer.status_code, answer.content, len(raw.requests)) == (200, body, 1)
+
+
+@pytest.mark.parametrize("dialect", HOSTS)
+def test_later_round_in_events_that_is_too_long_goes_to_the_client_whole(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, dialect: str
+):
+    long = body_with(dialect, "word " * 20_000, streams=True)
+    answer_with(raw, response(body_with(dialect, "Let me.", OWN)), response(long, "text/event-stream"))
+    assert ask_in(http, raw_service, dialect, key).content == long
+
+
+@pytest.mark.parametrize("dialect", ["gemini", "gemini_gca"])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_later_round_of_a_stream_that_is_no_stream_ends_it_with_an_error(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, dialect: str, is_long: bool
+):
+    second = response(b"[" + b" " * 1_200_000 + b"]")
+    if not is_long:
+        second = http_head("application/json", content_length="5000") + b'[{"a":'
+    answer_with(raw, response(body_with(dialect, "Let me.", OWN, streams=True), "text/event-stream"), second)
+    assert '"error"' in ask_in(http, raw_service, dialect, key, streams=True).text
+    (call,) = http.get(f"{raw_service.url}/api/sessions/{key}/calls").json()["items"]
+    assert (call["input_tokens"], call["output_tokens"]) == (5_000, 700)
+    assert "Let me." in http.get(f"{raw_service.url}/api/sessions/{key}/messages?view=all").text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "streams", "ending"),
+    [
+        ("openai_chat", False, response(body_with("openai_chat", "word " * 20_000))),
+        ("anthropic", False, response(b"<html>", "text/html")),
+        ("anthropic", True, http_head(content_length="5000") + b"\n"),
+        ("openai_responses", True, http_head(content_length="5000") + b"\n"),
+        ("gemini", True, http_head(content_length="5000") + b"\n"),
+        ("openai_chat", False, whole({"content": "Done."})),
+    ],
+    ids=["too long", "no reply", "broken off", "broken off", "broken off", "no usage"],
+)
+def test_weight_of_a_turn_is_that_of_one_round(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, dialect: str, streams: bool, ending: bytes
+):
+    kind = "text/event-stream" if streams else "application/json"
+    rounds = [response(body_with(dialect, "w", OWN, streams=streams, number=number), kind) for number in range(3)]
+    answer_with(raw, *rounds, ending)
+    ask_in(http, raw_service, dialect, key, streams=streams)
+    (turn,) = http.get(f"{raw_service.url}/api/sessions/{key}/turns").json()["items"]
+    usage = turn["usage"]
+    assert (usage["input"], usage["output"], usage["weight"]) == (15_000, 2_100, 5_700)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("dialect", "finish"),
+    [
+        ("gemini", "MODEL_ARMOR"),
+        ("gemini", "MALFORMED_FUNCTION_CALL"),
+        ("gemini", "UNEXPECTED_TOOL_CALL"),
+        ("gemini_gca", "SAFETY"),
+        ("openai_chat", "sensitive"),
+        ("openai_chat", "abort"),
+    ],
+)
+def test_no_call_is_run_of_a_reply_that_the_host_took_back(
+    http: httpx.Client, offering: Service, model: Model, key: str, dialect: str, finish: str, streams: bool
+):
+    model.script(key, reply_with(dialect, "Well.", OWN, finish=finish))
+    assert f'"{finish}"' in ask_in(http, offering, dialect, key, streams=streams).text
+    assert rounds_of(model, key) == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("status", ["incomplete", "in_progress"])
+def test_call_whose_item_is_unfinished_never_happened(
+    http: httpx.Client, offering: Service, model: Model, key: str, status: str, streams: bool
+):
+    model.script(key, reply_with("openai_responses", "Well.", OWN, status=status))
+    answer = ask_in(http, offering, "openai_responses", key, streams=streams)
+    assert "Well." in answer.text
+    assert PAD not in answer.text
+    assert rounds_of(model, key) == 1
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given"), [("anthropic", {"input": None}), ("openai_responses", {"arguments": {}})]
+)
+def test_arguments_of_a_hidden_call_have_the_form_of_requests(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str, dialect: str, given: dict[str, Any]
+):
+    answer_with(raw, response(body_with(dialect, "Well.", OWN, **given)), response(body_with(dialect, "Done.")))
+    assert ask_in(http, raw_service, dialect, key).status_code == 200
+    assert [HOSTS[dialect].check(json.loads(each.body)) for each in raw.requests] == [None, None]
+
+
+def test_no_tools_are_offered_where_arguments_are_streamed(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str
+):
+    config = {"functionCallingConfig": {"streamFunctionCallArguments": True}}
+    answer_with(raw, response(body_with("gemini", "Well.", streams=True), "text/event-stream"))
+    ask_in(http, raw_service, "gemini", key, streams=True, toolConfig=config)
+    assert PAD.encode() not in raw.requests[0].body

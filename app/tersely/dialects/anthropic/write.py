@@ -136,7 +136,7 @@ def as_input(reply: bytes) -> bytes:
     """Return a reply's message in the form that the provider accepts in a request.
 
     Empty texts, unsigned thoughts and calls with incomplete input are left out: they come from streams that broke off.
-    A call whose input is no JSON keeps an empty one, since its client may answer it.
+    A call whose input is no object keeps an empty one, since its client may answer it.
     """
     members = raw_json.split_object(reply)
     content = members.get("content", b"null")
@@ -307,10 +307,14 @@ def _is_fit(block: Block) -> bool:
 
 
 def _as_call(block: Block) -> bytes:
-    """Return a block without a member of ours."""
-    if MALFORMED not in block.members or block.type not in _CALL_TYPES:
+    """Return a block; that of a call without a member of ours, and with an object as its input."""
+    if block.type not in _CALL_TYPES:
         return block.raw
-    return raw_json.join_object({key: value for key, value in block.members.items() if key != MALFORMED})
+    given = block.members.get("input", b"null")
+    if MALFORMED not in block.members and given.startswith(b"{"):
+        return block.raw
+    members = {key: value for key, value in block.members.items() if key != MALFORMED}
+    return raw_json.join_object({**members, "input": given if given.startswith(b"{") else b"{}"})
 
 
 def _restore_words(echoed: Sequence[Block], ours: Sequence[Block]) -> list[bytes]:

@@ -287,10 +287,13 @@ def _is_text(modalities: object) -> bool:
 
 
 def _takes_tools(members: Mapping[str, bytes]) -> bool:
-    """Return whether tools may be added: not beside the provider's own tools (search, code execution) or with cached
-    content.
+    """Return whether tools may be added: not beside the provider's own tools (search, code execution), with cached
+    content, or where the arguments of a call come in pieces.
     """
     if members.keys() & {"cachedContent", "cached_content"}:
+        return False
+    config = members.get("toolConfig") or members.get("tool_config") or b""
+    if b'"streamFunctionCallArguments"' in config or b'"stream_function_call_arguments"' in config:
         return False
     try:
         return all(raw_json.split_object(tool).keys() & _DECLARATIONS for tool in items(members.get("tools", b"null")))

@@ -118,6 +118,8 @@ def as_input(reply: bytes) -> bytes:
         if item_type(item) == "reasoning" and not (item.get("encrypted_content") or item.get("content")):
             is_missed = True
         elif item_type(item) in {"message", "reasoning"} or item.get("status") not in _UNFINISHED:
+            if item_type(item) == "function_call" and isinstance(item.get("arguments"), dict | list):
+                raw = _with_arguments_as_text(raw)  # noqa: PLW2901
             if is_missed and item_type(item) in _IDLESS:
                 kept.append(_without_id(raw))
             elif not (is_missed and _is_the_providers(item)):
@@ -127,6 +129,12 @@ def as_input(reply: bytes) -> bytes:
     if kept == items:
         return reply
     return as_message(kept) if kept else write_text("assistant", "")
+
+
+def _with_arguments_as_text(raw: bytes) -> bytes:
+    """Return a call whose arguments are the text of their JSON, as they are in requests."""
+    members = raw_json.split_object(raw)
+    return raw_json.join_object({**members, "arguments": raw_json.dump(members["arguments"].decode())})
 
 
 def as_reply(message: bytes) -> bytes:

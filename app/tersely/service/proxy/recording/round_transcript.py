@@ -52,7 +52,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     """The finished rounds of one call, the last one left out. ``tools`` are the names of Tersely's own.
 
     ``shown`` are the messages of the rounds as the client saw them, ``hidden`` those that the model is sent again.
-    ``usage`` is the sum of the rounds.
+    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any.
     """
 
     dialect: Dialect
@@ -61,6 +61,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[bytes, ...] = ()
     hidden: tuple[HiddenMessage, ...] = ()
     usage: bytes = b""
+    last_usage: bytes = b""
 
     @property
     def rounds(self) -> int:
@@ -75,7 +76,9 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unfinished(self) -> Reply:
         """The usage of the finished rounds, for a call that ends without a reply."""
-        return Reply(usage=self.usage, rounds=self.rounds + 1) if self.rounds else NO_REPLY
+        if not self.rounds:
+            return NO_REPLY
+        return Reply(usage=self.usage, last_usage=self.last_usage, rounds=self.rounds + 1)
 
     @property
     def messages(self) -> list[bytes]:
@@ -92,16 +95,17 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         """Return a reply's calls of Tersely's tools, and whether it calls other tools besides."""
         if not (self._may_call(reply) and reply.choices) or self._is_malformed(reply):
             return [], False
-        message = reply.choices[0].model_message
+        return self._split_calls(reply.choices[0].model_message)
+
+    def calls_to_run(self, reply: Reply) -> list[ToolCall]:
+        """Return the calls of Tersely's tools in a reply as the model is sent it again: others never happened."""
+        return self._split_calls(self.dialect.as_input(reply.choices[0].model_message))[0] if reply.choices else []
+
+    def _split_calls(self, message: bytes) -> tuple[list[ToolCall], bool]:
         clients = self._read(self._without_calls(message)).calls
-        left = Counter(clients)  # not by id: hosts give several calls one id, or none
-        own: list[ToolCall] = []
-        for call in self._read(message).calls:
-            if left[call]:
-                left[call] -= 1
-            else:
-                own.append(call)
-        return own, bool(clients)
+        # Not by id: hosts give several calls one id, or none.
+        own = Counter(self._read(message).calls) - Counter(clients)
+        return list(own.elements()), bool(clients)
 
     def _may_call(self, reply: Reply) -> bool:
         """Return whether a reply may call one of Tersely's tools. JSON escapes no character of their names."""
@@ -122,6 +126,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             shown=(*self.shown, self._without_calls(choice.client_message)),
             hidden=(*self.hidden, called, *(HiddenMessage(raw=raw) for raw in results)),
             usage=add_usage(self.usage, reply.usage),
+            last_usage=reply.usage or self.last_usage,
         )
 
     def combine(self, last: Reply, results: Sequence[bytes] = ()) -> CombinedReply:
@@ -155,7 +160,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             id=self.reply_id or last.id,
             choices=choices,
             usage=add_usage(self.usage, last.usage),
-            last_usage=last.usage if self.hidden else b"",
+            last_usage=(last.usage or self.last_usage) if self.hidden else b"",
             rounds=self.rounds + 1,
         )
         return CombinedReply(reply=reply, hidden=hidden, client_message=client)
@@ -165,8 +170,13 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         rounds = self.dialect.rounds
         assert rounds is not None
         choice = last.choices[0]
-        usage = add_usage(self.usage, last.usage)
-        reply = replace(last, id=self.reply_id or last.id, usage=usage, rounds=self.rounds + 1)
+        reply = replace(
+            last,
+            id=self.reply_id or last.id,
+            usage=add_usage(self.usage, last.usage),
+            last_usage=(last.usage or self.last_usage) if self.hidden else b"",
+            rounds=self.rounds + 1,
+        )
         if self.shown:
             shown = rounds.merge_messages(self.shown)
             earlier = replace(choice, model_message=shown, client_message=shown, terse=(), state=None)

@@ -49,11 +49,26 @@ _CUT_OFF = frozenset(
         "refusal",
         "safety",
         "recitation",
-        "language",
         "blocklist",
         "prohibited_content",
         "spii",
+        "language",
+        "model_armor",
+        "image_safety",
+        "image_prohibited_content",
+        "image_recitation",
+        "image_other",
+        "no_image",
         "malformed_function_call",
+        "malformed_response",
+        "unexpected_tool_call",
+        "too_many_tool_calls",
+        "missing_thought_signature",
+        "other",
+        "sensitive",
+        "abort",
+        "aborted",
+        "network_error",
         "incomplete",
         "insufficient_system_resource",
         "error",
@@ -116,23 +131,22 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
             client_body, reply = await _split(steps.dialect, prepared, body)
             if is_only_round := transcript.is_only_round(reply):
                 break
+            if not _is_object(body):
+                break  # it cannot be joined with others
             calls, is_mixed = await run_in_thread_if_large(len(body), _calls_to_run, transcript, reply)
             results = await steps.run(prepared, calls)
             if not results or is_mixed:
                 break
             transcript = transcript.with_round(reply, results)
-            following = await steps.next_round(prepared, transcript)
-            prepared, source = following.prepared, following.reply
+            following = await _read_whole(steps, await steps.next_round(prepared, transcript))
+            prepared, source, body = following.prepared, following.reply, following.body
             if following.is_oversized:
                 return RelayedReply(
                     status=source.status,
                     headers=source.headers,
                     chunks=relay_oversized(steps, following, transcript.unfinished),
                 )
-            try:
-                body = following.body or following.first + await source.read(steps.max_reply)
-            finally:
-                source.close()
+            source.close()
             ended_at = steps.timer.now()
             failed, reply = await _split(steps.dialect, prepared, body)
             if source.status >= 400 or not (reply.choices or reply.unread):
@@ -150,6 +164,11 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
         await steps.recorder.commit(prepared, reply, source.status, is_whole=True)
         steps.timer.observe(call, sent_at, ended_at)
         return as_it_is
+    if not _is_object(body) or not reply.choices:
+        unread = replace(transcript.unfinished, unread=reply.unread or (body,))
+        await steps.recorder.commit(prepared, unread, source.status, is_whole=True)
+        steps.timer.observe(call, sent_at, ended_at)
+        return as_it_is
     has_own_calls = bool(transcript.own_calls(reply)[0])
     combined = await run_in_thread_if_large(len(body), transcript.combine, reply, results)
     await steps.recorder.commit(prepared, combined.reply, source.status, is_whole=True, hidden=combined.hidden)
@@ -160,6 +179,22 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
     assert rounds is not None
     joined = rounds.write_body(started.body, client_body, combined.client_message, combined.reply.usage)
     return RelayedReply(status=source.status, headers=started.reply.headers, body=joined)
+
+
+async def _read_whole(steps: RoundSteps, started: StartedReply) -> StartedReply:
+    """Read a later round whose reply comes in pieces though the client asked for a whole one."""
+    if not started.is_streamed:
+        return started
+    try:
+        rest, is_whole = await started.reply.read_up_to(steps.max_reply)
+    except BaseException:
+        started.reply.close()
+        raise
+    return replace(started, body=started.first + rest, is_oversized=not is_whole)
+
+
+def _is_object(body: bytes) -> bool:
+    return body.lstrip()[:1] == b"{"
 
 
 async def relay_oversized(
@@ -331,9 +366,12 @@ class StreamRelay:
 
     async def _record_refusal(self, following: StartedReply) -> bytes:
         """Record that the host refused a further round; return the event that tells the client."""
-        self._is_committed = True
         dialect = self._steps.dialect
-        body = following.body or await following.reply.read(MAX_ERROR_BODY)
+        body = following.body
+        if not body:
+            with suppress(UpstreamUnavailable):
+                body, _ = await following.reply.read_up_to(MAX_ERROR_BODY)
+        self._is_committed = True
         reply = self._transcript.combine(NO_REPLY).reply
         await self._steps.recorder.commit_partial(following.prepared, reply, following.reply.status)
         return dialect.error_event(_error_on_one_line(body) or _error_body(dialect, _REFUSED))
@@ -344,6 +382,8 @@ def _calls_to_run(transcript: RoundTranscript, reply: Reply) -> tuple[list[ToolC
     if not _has_whole_calls(reply):
         return [], False
     calls, is_mixed = transcript.own_calls(reply)
+    if calls:
+        calls = transcript.calls_to_run(reply)
     is_surely_whole = reply.choices[0].finish_reason.lower() in _ENDED
     if transcript.is_full or not (is_surely_whole or all(_has_object(call) for call in calls)):
         return [], is_mixed
