@@ -18,7 +18,7 @@ from tersely.service.proxy.sending.account_access import AccountAccess
 
 # `/u/NAME/...`: the rest of the path is for the host of that name.
 _NAMED = re.compile(r"/u/(?P<name>[A-Za-z0-9_-]{1,64})(?P<rest>/.*)", re.DOTALL)
-# Gemini's bodies name `models/gemini-2.5-pro`, its paths too.
+# Bodies in these dialects may name a model as `models/gemini-2.5-pro`.
 _WITH_PREFIX: frozenset[DialectName] = frozenset({"gemini", "gemini_gca"})
 
 

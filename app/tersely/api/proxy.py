@@ -226,14 +226,7 @@ class ProxyRoutes:
         body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
         progress.is_read = True
         if by_model:
-            model = target.model
-            if not model and request_head.body != "other":
-                if request_head.is_compressed:
-                    raise InvalidRequest(
-                        "the model chooses the host, and compressed bodies are not read: send it plain"
-                    )
-                read = partial(model_in, body, must_be_json=request_head.body == "json")
-                model = await run_in_thread_if_large(len(body), read)
+            model = target.model or await _model_of(request_head, body)
             found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
             destination = found or destination
             route = _check_route(destination, target, scope["method"], request_head.raw)
@@ -335,6 +328,16 @@ class ProxyRoutes:
         finally:
             client.stop()
             self._board.end(running)
+
+
+async def _model_of(request_head: RequestHead, body: bytes) -> str:
+    """Return the model that a body names; empty for a file or a form. Raises `InvalidRequest`."""
+    if request_head.body == "other":
+        return ""
+    if request_head.is_compressed:
+        raise InvalidRequest("the model chooses the host, and compressed bodies are not read: send it uncompressed")
+    read = partial(model_in, body, must_be_json=request_head.body == "json")
+    return await run_in_thread_if_large(len(body), read)
 
 
 def _check_route(destination: Destination, target: Target, method: str, raw: str) -> AllowedRoute | None:

@@ -18,9 +18,8 @@ MAX_KEPT = 512
 MAX_BYTES = 8 * 1024
 
 
-# JSON, or perhaps JSON under another name, or a file or form.
+# "text" may be JSON: some clients name no other type. "other" is a file or a form.
 BodyKind = Literal["json", "text", "other"]
-# What clients write that say nothing of their JSON.
 _TEXTS = frozenset({"text/plain", "application/x-www-form-urlencoded"})
 
 
@@ -29,7 +28,8 @@ class RequestHead:
 
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
     are the caller's, without the length of the body, ``credentials`` what they say of the caller, ``own`` those that
-    the host may see; ``known`` is kept with them, see `Call`. ``body`` is the kind of the body by headers and path.
+    the host may see; ``known`` is kept with them, see `Call`. ``body`` is the kind of the body by headers and path,
+    ``is_compressed`` whether it is.
     """
 
     __slots__ = (

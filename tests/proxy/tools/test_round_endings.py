@@ -15,24 +15,12 @@ from tests.conftest import Database
 from tests.support.dialect_wires import WIRES
 from tests.support.host_replies import HOSTS, answer_with, body_with, reply_with, response
 from tests.support.services import FROM_THE_START, Service, serve
-from tests.support.upstreams import DONE, MODEL, Model, RawUpstream, http_head, raw_upstream, sse
+from tests.support.upstreams import DONE, MODEL, Model, RawUpstream, http_head, sse
 
 MAX_REPLY = 64 * 1024
 PAD = "manage_scratchpad"
 READ = '{"action": "read"}'
 THEIRS = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def offering(store: Database, model: Model) -> Iterator[Service]:
-    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as upstream:
-        yield upstream
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +178,16 @@ def test_calls_of_one_id_are_told_apart(
     body = {"model": MODEL, "tools": [THEIRS], "messages": history}
     later = http.post(f"{raw_service.url}/v1/chat/completions", json=body)
     assert later.headers["x-tersely-session"] == key
+
+
+def test_calls_of_one_id_take_effect_in_their_order(
+    http: httpx.Client, raw: RawUpstream, raw_service: Service, key: str
+):
+    adding = [("", PAD, {"action": "append", "content": text}) for text in ("one", "two", "one")]
+    answer_with(raw, response(body_with("openai_chat", "", *adding)), whole({"content": "Noted."}))
+    assert ask_chat(http, raw_service, key).status_code == 200
+    pad = http.get(f"{raw_service.url}/api/sessions/{key}/scratchpad").json()
+    assert "one\ntwo\none" in pad.values()
 
 
 # Later rounds that fail

@@ -30,13 +30,6 @@ THEIRS = {
 }
 
 
-@pytest.fixture(scope="module")
-def offering(store: Database, model: Model) -> Iterator[Service]:
-    """A service whose strategy offers tools from the start."""
-    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, heartbeat=0.3) as running:
-        yield running
-
-
 @pytest.fixture
 def client(offering: Service) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=offering.base_url, api_key="sk-upstream", max_retries=0) as made:

@@ -138,15 +138,15 @@ class GrowingBlock:
 
     def _write_input(self, members: dict[str, bytes]) -> None:
         message = "".join(self._input)
-        raw = message.encode("utf-8", "surrogatepass")
-        try:
-            is_json = not message or raw_json.load(raw) is not None
-        except ValueError:
-            is_json = False
-        if self.is_open or not is_json:
-            members[PARTIAL if self.is_open else MALFORMED] = raw_json.dump(message)
+        if self.is_open:
+            members[PARTIAL] = raw_json.dump(message)
         elif message:
-            members["input"] = raw
+            raw = message.encode("utf-8", "surrogatepass")
+            try:
+                is_json = raw_json.load(raw) is not None
+            except ValueError:
+                is_json = False
+            members |= {"input": raw} if is_json else {MALFORMED: raw_json.dump(message)}
 
 
 def container_of(members: dict[str, bytes]) -> str:

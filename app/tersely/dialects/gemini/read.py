@@ -286,16 +286,25 @@ def _is_text(modalities: object) -> bool:
     return all(isinstance(each, str) and each.upper() == "TEXT" for each in wanted)
 
 
+def _streams_arguments(config: object) -> bool:
+    calling = (
+        (config.get("functionCallingConfig") or config.get("function_calling_config"))
+        if isinstance(config, dict)
+        else None
+    )
+    names = ("streamFunctionCallArguments", "stream_function_call_arguments")
+    return isinstance(calling, dict) and any(calling.get(name) is True for name in names)
+
+
 def _takes_tools(members: Mapping[str, bytes]) -> bool:
     """Return whether tools may be added: not beside the provider's own tools (search, code execution), with cached
     content, or where the arguments of a call come in pieces.
     """
     if members.keys() & {"cachedContent", "cached_content"}:
         return False
-    config = members.get("toolConfig") or members.get("tool_config") or b""
-    if b'"streamFunctionCallArguments"' in config or b'"stream_function_call_arguments"' in config:
-        return False
     try:
+        if _streams_arguments(raw_json.load(_verbatim(members, "toolConfig", "tool_config") or b"null")):
+            return False
         return all(raw_json.split_object(tool).keys() & _DECLARATIONS for tool in items(members.get("tools", b"null")))
     except ValueError:
         return False

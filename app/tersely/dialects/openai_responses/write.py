@@ -118,12 +118,11 @@ def as_input(reply: bytes) -> bytes:
         if item_type(item) == "reasoning" and not (item.get("encrypted_content") or item.get("content")):
             is_missed = True
         elif item_type(item) in {"message", "reasoning"} or item.get("status") not in _UNFINISHED:
-            if item_type(item) == "function_call" and isinstance(item.get("arguments"), dict | list):
-                raw = _with_arguments_as_text(raw)  # noqa: PLW2901
+            sent = _with_arguments_as_text(raw) if isinstance(item.get("arguments"), dict | list) else raw
             if is_missed and item_type(item) in _IDLESS:
-                kept.append(_without_id(raw))
+                kept.append(_without_id(sent))
             elif not (is_missed and _is_the_providers(item)):
-                kept.append(raw)
+                kept.append(sent)
     while kept and _is_thought(kept[-1]):
         kept.pop()
     if kept == items:

@@ -9,8 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tersely.dialects.dialect import NO_REPLY, Dialect, Reply, ReplyChoice
+from tersely.dialects.finish_reasons import CUT_OFF, ENDED
 from tersely.dialects.tool_rounds import FinishedRounds, add_usage
+from tersely.dialects.wire import raw_json
 from tersely.domain.messages import Message, ToolCall
+from tersely.service.proxy.streams.limited_reader import OVERSIZED
 
 MAX_ROUNDS = 8
 """After so many rounds the model may call no tool any more."""
@@ -97,15 +100,32 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             return [], False
         return self._split_calls(reply.choices[0].model_message)
 
-    def calls_to_run(self, reply: Reply) -> list[ToolCall]:
-        """Return the calls of Tersely's tools in a reply as the model is sent it again: others never happened."""
-        return self._split_calls(self.dialect.as_input(reply.choices[0].model_message))[0] if reply.choices else []
+    def calls_to_run(self, reply: Reply) -> tuple[list[ToolCall], bool]:
+        """Return a round's calls of Tersely's tools that are to be run, and whether it has other calls.
+
+        A call that is not whole never happened, and so with one that the model is not sent again.
+        """
+        if not _may_have_whole_calls(reply):
+            return [], False
+        calls, is_mixed = self.own_calls(reply)
+        if not calls or self.is_full:
+            return [], is_mixed
+        choice = reply.choices[0]
+        sent, _ = self._split_calls(self.dialect.as_input(choice.model_message))
+        # The answer to a call with bad arguments says what is wrong with them.
+        is_ended = choice.finish_reason.lower() in ENDED
+        return (sent if is_ended or all(map(_has_object, sent)) else []), is_mixed
 
     def _split_calls(self, message: bytes) -> tuple[list[ToolCall], bool]:
         clients = self._read(self._without_calls(message)).calls
-        # Not by id: hosts give several calls one id, or none.
-        own = Counter(self._read(message).calls) - Counter(clients)
-        return list(own.elements()), bool(clients)
+        left = Counter(clients)  # not by id: hosts give several calls one id, or none
+        own: list[ToolCall] = []
+        for call in self._read(message).calls:
+            if left[call]:
+                left[call] -= 1
+            else:
+                own.append(call)
+        return own, bool(clients)
 
     def _may_call(self, reply: Reply) -> bool:
         """Return whether a reply may call one of Tersely's tools. JSON escapes no character of their names."""
@@ -196,3 +216,18 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
 
     def _read(self, message: bytes) -> Message:
         return self.dialect.read_reply(message)
+
+
+def _may_have_whole_calls(reply: Reply) -> bool:
+    if reply.error or not reply.choices:
+        return False
+    finish = reply.choices[0].finish_reason.lower()
+    return (reply.is_done or bool(finish)) and finish not in CUT_OFF and finish != OVERSIZED
+
+
+def _has_object(call: ToolCall) -> bool:
+    """Return whether a call's arguments are a whole JSON object."""
+    try:
+        return isinstance(raw_json.load(call.arguments.encode("utf-8", "surrogatepass")), dict)
+    except ValueError:
+        return False

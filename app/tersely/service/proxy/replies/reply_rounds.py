@@ -29,56 +29,8 @@ from tersely.service.proxy.replies.tool_calls import ToolCalls
 from tersely.service.proxy.sending.sender import EVENT_STREAM, MAX_ERROR_BODY
 from tersely.service.proxy.sending.sent_call import SentCall, StartedReply
 from tersely.service.proxy.streams.client_stream import ClientStream
-from tersely.service.proxy.streams.limited_reader import OVERSIZED
 from tersely.service.proxy.streams.stream_end import iter_until_terminal_event
 
-# Finish reasons, in lower case. Where the model ended its reply, its calls are run as they are: the answer to one with
-# bad arguments says what is wrong with them.
-_ENDED = frozenset(
-    {"", "stop", "end_turn", "stop_sequence", "tool_calls", "tool_use", "function_call", "completed", "finished"}
-)
-# Calls of such replies may be incomplete, and the client must see the reason.
-_CUT_OFF = frozenset(
-    {
-        "length",
-        "max_tokens",
-        "max_output_tokens",
-        "model_length",
-        "model_context_window_exceeded",
-        "content_filter",
-        "refusal",
-        "safety",
-        "recitation",
-        "blocklist",
-        "prohibited_content",
-        "spii",
-        "language",
-        "model_armor",
-        "image_safety",
-        "image_prohibited_content",
-        "image_recitation",
-        "image_other",
-        "no_image",
-        "malformed_function_call",
-        "malformed_response",
-        "unexpected_tool_call",
-        "too_many_tool_calls",
-        "missing_thought_signature",
-        "other",
-        "sensitive",
-        "abort",
-        "aborted",
-        "network_error",
-        "incomplete",
-        "insufficient_system_resource",
-        "error",
-        "failed",
-        "cancelled",
-        "queued",
-        "in_progress",
-        OVERSIZED,
-    }
-)
 _REFUSED = UpstreamUnavailable("the upstream refused")
 
 NextRound = Callable[[SentCall, RoundTranscript], Coroutine[Any, Any, StartedReply]]
@@ -129,11 +81,10 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
     try:
         while True:
             client_body, reply = await _split(steps.dialect, prepared, body)
-            if is_only_round := transcript.is_only_round(reply):
+            is_joinable = _is_object(body) and bool(reply.choices)
+            if (is_only_round := transcript.is_only_round(reply)) or not is_joinable:
                 break
-            if not _is_object(body):
-                break  # it cannot be joined with others
-            calls, is_mixed = await run_in_thread_if_large(len(body), _calls_to_run, transcript, reply)
+            calls, is_mixed = await run_in_thread_if_large(len(body), transcript.calls_to_run, reply)
             results = await steps.run(prepared, calls)
             if not results or is_mixed:
                 break
@@ -164,7 +115,7 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
         await steps.recorder.commit(prepared, reply, source.status, is_whole=True)
         steps.timer.observe(call, sent_at, ended_at)
         return as_it_is
-    if not _is_object(body) or not reply.choices:
+    if not is_joinable:
         unread = replace(transcript.unfinished, unread=reply.unread or (body,))
         await steps.recorder.commit(prepared, unread, source.status, is_whole=True)
         steps.timer.observe(call, sent_at, ended_at)
@@ -286,7 +237,7 @@ class StreamRelay:
             if stream.is_cut:
                 break
             reply = await stream.reply()
-            calls, is_mixed = await run_in_thread_if_large(stream.size, _calls_to_run, self._transcript, reply)
+            calls, is_mixed = await run_in_thread_if_large(stream.size, self._transcript.calls_to_run, reply)
             results: list[bytes] = []
             if calls:
                 running = asyncio.get_running_loop().create_task(steps.run(self._prepared, calls))
@@ -375,35 +326,6 @@ class StreamRelay:
         reply = self._transcript.combine(NO_REPLY).reply
         await self._steps.recorder.commit_partial(following.prepared, reply, following.reply.status)
         return dialect.error_event(_error_on_one_line(body) or _error_body(dialect, _REFUSED))
-
-
-def _calls_to_run(transcript: RoundTranscript, reply: Reply) -> tuple[list[ToolCall], bool]:
-    """Return a round's calls of Tersely's tools that are to be run, and whether it has other calls."""
-    if not _has_whole_calls(reply):
-        return [], False
-    calls, is_mixed = transcript.own_calls(reply)
-    if calls:
-        calls = transcript.calls_to_run(reply)
-    is_surely_whole = reply.choices[0].finish_reason.lower() in _ENDED
-    if transcript.is_full or not (is_surely_whole or all(_has_object(call) for call in calls)):
-        return [], is_mixed
-    return calls, is_mixed
-
-
-def _has_object(call: ToolCall) -> bool:
-    """Return whether a call's arguments are a whole JSON object."""
-    try:
-        return isinstance(raw_json.load(call.arguments.encode("utf-8", "surrogatepass")), dict)
-    except ValueError:
-        return False
-
-
-def _has_whole_calls(reply: Reply) -> bool:
-    """Return whether the calls in a reply are complete."""
-    if reply.error or not reply.choices:
-        return False
-    finish = reply.choices[0].finish_reason.lower()
-    return (reply.is_done or bool(finish)) and finish not in _CUT_OFF
 
 
 def _client_view(prepared: SentCall) -> ClientView:
