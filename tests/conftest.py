@@ -118,6 +118,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Packed bytes are named by their parameter: gzip writes the time into them, and workers must name tests alike."""
+    return argname if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()) else None
+
+
 def pytest_runtest_logfinish() -> None:
     """Free the services of past tests: a service has the collector run rarely."""
     if next(_tests) % TESTS_BETWEEN_COLLECTIONS == 0:
