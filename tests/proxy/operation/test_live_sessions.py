@@ -910,6 +910,8 @@ def test_clients_with_changing_habits_send_and_store_the_same(
 
 
 WINDOW = '{"name": "window", "context_size": 3, "memos": 0}'
+WINDOW_WITH_MEMOS = '{"name": "window", "context_size": 2, "memos": 3}'
+TRIM = '{"name": "trim", "max_context_turns": 5, "max_steps": 4}'
 
 
 @pytest.mark.parametrize(
@@ -918,6 +920,10 @@ WINDOW = '{"name": "window", "context_size": 3, "memos": 0}'
         *product((WINDOW, "trim", "compact", "tiered"), range(max(1, SEEDS - 4))),
         (WINDOW, 7),  # an epoch keeps a message whose tokens were estimated when it began
         ("trim", 11),  # a plan for another strategy offers tools that the epoch before it offered too
+        (TRIM, 5),
+        (TRIM, 6),  # two replicas
+        (WINDOW_WITH_MEMOS, 5),
+        (WINDOW_WITH_MEMOS, 6),
         (WINDOW, 22),  # an epoch keeps a message with a block of the client's from long before
     ],
 )
@@ -1141,6 +1147,39 @@ def test_a_context_that_is_repaired_stays_live(server: Server) -> None:
         ]
         assert counts[0] == counts[1]
         assert 'tersely_pairing_repairs_total{kind="missing_result"} 3.0' in counts[0]
+
+
+def test_a_context_with_a_summary_in_front_of_a_question_stays_live(server: Server) -> None:
+    """`trim` puts it there at each cut. Only the steps of the running turn count up to its limit."""
+    strategy = '{"name": "trim", "max_context_turns": 4, "max_steps": 5}'
+    with sides(server, strategy=strategy, epoch="auto") as (live, plain):
+        messages: list[Any] = []
+        for turn, steps in enumerate([2] * 11 + [7]):
+            messages.append({"role": "user", "content": f"Question {turn}: what does file_{turn}.py do?"})
+            for step in range(steps):
+                call = {
+                    "id": f"{turn}-{step}",
+                    "type": "function",
+                    "function": {"name": "read_file", "arguments": "{}"},
+                }
+                is_last = step == steps - 1
+                said = {"content": f"Table {turn}."} if is_last else {"content": None, "tool_calls": [call]}
+                for side in (live, plain):
+                    side.model.script("summary", ScriptedReply(message=said))
+                body = {"model": MODEL, "messages": messages, "tools": [TOOL], "user": "summary"}
+                answer, other = (side.post(PATHS["openai_chat"], json=body) for side in (live, plain))
+                for name in ("x-tersely-tokens-before", "x-tersely-tokens-after"):
+                    assert answer.headers[name] == other.headers[name]
+                messages.append(answer.json()["choices"][0]["message"])
+                if not is_last:
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"{turn} {step}"})
+        ours, theirs = ([each.body for each in side.model.state.received] for side in (live, plain))
+        assert ours == theirs
+        assert all(b"[End of the summary]" in body for body in ours[8:])
+        assert [b"5 tool steps have been taken" in body for body in ours[-3:]] == [False, True, True]
+        # A new epoch at every cut; at the limit a request to answer ends the context.
+        hits = live.hits()
+        assert [hits[name] for name in ("hit", "epoch", "messages", "unknown")] == [22, 4, 1, 2]
 
 
 def test_live_session_ends_when_a_call_of_the_full_path_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,10 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
+from tersely.service.memos.selection import choose_memos, memo_limit
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.durability.durable_writer import DurableWriter
-from tersely.service.proxy.live_calls.live_call import MISSES, LiveCall, Miss
+from tersely.service.proxy.live_calls.live_call import MISSES, Continuation, LiveCall, Miss
 from tersely.service.proxy.live_calls.matching import LiveMatcher
 from tersely.service.proxy.live_calls.preparing import LivePreparer
 from tersely.service.proxy.live_calls.session_building import LiveSessionBuilder
@@ -72,6 +73,8 @@ class LiveCalls:
         try:
             with step("recognition"):
                 found = await self._matcher.match(call, id(self))
+            if not isinstance(found, str) and memo_limit(found.live.config.strategy):
+                found = await self._without_memos(found)
         except StoreUnavailable:
             return None  # the full path decides what happens without the database
         with step("context"):
@@ -81,6 +84,18 @@ class LiveCalls:
             return None
         self._metrics.tally.add(self._count["hit"])
         return prepared
+
+    async def _without_memos(self, found: Continuation) -> Continuation | Miss:
+        """Return the call unless memos come with its question, which the full path stores with it. Raises
+        `StoreUnavailable`.
+        """
+        question, tenant = found.history.messages[-1], found.live.tenant
+        if not (question.starts_turn and question.text):
+            return found
+        most = memo_limit(found.live.config.strategy)
+        async with self._database.reading(tenant) as connection:
+            (memos,) = await choose_memos(connection, tenant, [question.text], limit=most)
+        return "messages" if memos else found
 
     def now(self, tenant: str) -> tuple[float, int]:
         """Return the time and the count of changes that a session has been checked at which is written to now."""

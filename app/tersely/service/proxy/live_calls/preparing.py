@@ -29,7 +29,6 @@ from tersely.service.context.history import History
 from tersely.service.context.rendering import render
 from tersely.service.context.sent_contexts import FULL, SHORTENED, MessageSource
 from tersely.service.context.shown_tags import kinds_shown
-from tersely.service.memos.selection import memo_limit
 from tersely.service.proxy.call.call import Call, ContextLabels
 from tersely.service.proxy.live_calls.deltas import append_delta, build_whole, entries_of_delta, match_of_delta
 from tersely.service.proxy.live_calls.live_call import (
@@ -83,7 +82,7 @@ class LivePreparer:
         window = self._window(live)
         shown = _as_shown(live, added)
         sums = live.sums.with_added(added, shown, turn=live.turn)
-        if _may_show_others(live, sums, added):
+        if _must_answer(live, sums):
             return "messages"
         if not _keeps_epoch(found, sums, added, window, now):
             return "epoch"
@@ -305,14 +304,10 @@ class LivePreparer:
         return request, arrival, replace(match, source=_source(found.live))
 
 
-def _may_show_others(live: LiveSession, sums: ContextSums, added: Sequence[Entry]) -> bool:
-    """Return whether the strategy may show something else than the messages: fewer of them, memos with a question, or a
-    request to answer now.
-    """
+def _must_answer(live: LiveSession, sums: ContextSums) -> bool:
+    """Return whether the strategy may end the context with a request to answer now."""
     strategy = live.config.strategy
-    if isinstance(strategy, Trim):
-        return sums.steps + len(live.snapshot.kept) >= strategy.max_steps
-    return memo_limit(strategy) > 0 and added[-1].message.starts_turn
+    return isinstance(strategy, Trim) and sums.turn_steps >= strategy.max_steps
 
 
 def _as_shown(live: LiveSession, entries: Sequence[Entry]) -> Sequence[Entry]:

@@ -50,7 +50,6 @@ from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, SessionCounters, StoredReply, session_after
 from tersely.store.history.messages import TailRow
 from tersely.store.history.tail_cache import TailCache, row_of, tail_rows
-from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
 from tersely.strategies.epochs.cutting import cut_distances
 from tersely.strategies.epochs.policies import EveryRequest
 from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
@@ -482,8 +481,8 @@ def _as_shown(
     shown = apply_tiers((*kept, *tail), epoch.tiers, encode=encode)
     if not repairs:
         return shown
-    if epoch.prefixes:
-        return None  # they are part of what is repaired
+    if {each.seq for each in repairs}.intersection([prefix.seq for prefix in epoch.prefixes]):
+        return None  # the tokens of a message that is repaired depend on what stands in front of it
     mended, found = repair(shown)
     return mended if found == repairs else None
 
@@ -535,6 +534,7 @@ def _sums(head: int, kept: Sequence[Entry], tail: Sequence[Entry], shown: Sequen
         shown_tail=count_entries(shown) - shown_kept,
         questions=count_entries([e for e in everything if e.turn == running and e.message.starts_turn]),
         steps=[entry.message.role for entry in tail].count("assistant"),
+        turn_steps=[entry.message.role for entry in everything if entry.turn == running].count("assistant"),
         distances=None if has_pins else cut_distances(tail),
     )
 
@@ -554,9 +554,6 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
     """Return whether a context shows the messages of the epoch unchanged, and the next one will show them so again."""
     context = built.context
     if context.epoch.number != epoch.number or context.must_answer:
-        return False
-    # Instructions in front of a question are part of the body that went upstream.
-    if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):
         return False
     return not (epoch.folds_repeats or epoch.is_stale or epoch.must_rebuild)
 

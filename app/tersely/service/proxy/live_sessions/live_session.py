@@ -50,7 +50,8 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
     ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
     (``questions``); ``shown_kept`` and ``shown_tail``: of the same as the context shows them, repaired and shortened.
-    ``steps`` counts the replies in the tail. ``distances``: see `surely_keeps`; None: not known.
+    ``steps`` counts the replies in the tail, ``turn_steps`` those of the running turn, in the tail or not.
+    ``distances``: see `surely_keeps`; None: not known.
     """
 
     head: int
@@ -60,6 +61,7 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
     shown_tail: int
     questions: int
     steps: int
+    turn_steps: int
     distances: CutDistances | None
 
     def with_added(self, added: Sequence[Entry], shown: Sequence[Entry], *, turn: int) -> ContextSums:
@@ -68,12 +70,13 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
         """
         running = added[-1].turn
         tokens = steps = 0
-        questions = self.questions if running == turn else 0
+        questions, turn_steps = (self.questions, self.turn_steps) if running == turn else (0, 0)
         for entry in added:
             tokens += entry.tokens
             role = entry.message.role
             if role == "assistant":
                 steps += 1
+                turn_steps += entry.turn == running
             elif role == "user" and entry.turn == running and entry.message.starts_turn:
                 questions += entry.tokens
         distances = None if self.distances is None else self.distances.with_added(added)
@@ -86,6 +89,7 @@ class ContextSums(msgspec.Struct, frozen=True, gc=False):
             self.shown_tail + shown_tokens,
             questions,
             self.steps + steps,
+            turn_steps,
             distances,
         )
 
