@@ -27,11 +27,7 @@ _GEMINI_METHOD = re.compile(r"/v1(?:beta|alpha)?/(?P<model>(?:models|tunedModels
 # Azure OpenAI: the calls of a deployment, and OpenAI's own paths behind a prefix.
 _AZURE_DEPLOYMENT = re.compile(r"/openai/deployments/(?P<model>[^/]+)/.*")
 _AZURE_PREFIX = re.compile(r"\A/openai/(?:deployments/[^/]+/|v1/)?")
-_AZURE_CALLS: Mapping[str, Dialect] = {
-    "/openai/v1/chat/completions": "openai_chat",
-    "/openai/v1/responses": "openai_responses",
-    "/openai/responses": "openai_responses",
-}
+_AZURE_CALLS = frozenset({"/openai/v1/chat/completions", "/openai/v1/responses", "/openai/responses"})
 _GCA_METHOD = re.compile(r"/v1internal:(?P<method>[A-Za-z]+)")
 _STREAMS = {"generateContent": False, "streamGenerateContent": True}
 
@@ -75,7 +71,7 @@ def find_target(method: str, path: str, raw: str, headers: Mapping[str, str]) ->
         dialect: Dialect = "openai_chat" if path == CHAT else "openai_responses"
         return Target(dialect=dialect, path=raw.removeprefix("/v1"), is_call=is_post, keys=keys)
     if path.startswith("/openai/"):
-        return _azure(path, raw, keys, is_post=is_post)
+        return _azure(method, path, raw, keys)
     if path.startswith("/v1internal"):
         return _generating("gemini_gca", raw, keys, _GCA_METHOD.fullmatch(path) if is_post else None)
     found = _GEMINI_METHOD.fullmatch(path) if is_post else None
@@ -86,25 +82,34 @@ def find_target(method: str, path: str, raw: str, headers: Mapping[str, str]) ->
     if path == MESSAGES or path.startswith(f"{MESSAGES}/") or _is_anthropic(path, headers):
         return Target(dialect="anthropic", path=raw, is_call=is_post and path == MESSAGES, keys=keys)
     if path.startswith(f"{RESPONSES}/"):
-        name = path.removeprefix(f"{RESPONSES}/") if method == "GET" else ""
-        reply_id = "" if "/" in name else name
+        reply_id = _reply_id(method, path)
         return Target(dialect="openai_responses", path=raw.removeprefix("/v1"), keys=keys, reply_id=reply_id)
     if keys or any(name in headers for name in _GOOGLE_HEADERS):
         return Target(dialect="gemini", path=raw, keys=keys)
     return Target(dialect="openai_chat", path=raw.removeprefix("/v1"), keys=keys)
 
 
-def _azure(path: str, raw: str, keys: tuple[tuple[str, str], ...], *, is_post: bool) -> Target:
+def _azure(method: str, path: str, raw: str, keys: tuple[tuple[str, str], ...]) -> Target:
     """Return the target of an Azure OpenAI path, which follows the resource's own address unchanged."""
     deployment = _AZURE_DEPLOYMENT.fullmatch(path)
-    dialect: Dialect = _AZURE_CALLS.get(path, "openai_chat")
-    is_call = path in _AZURE_CALLS
-    model = ""
-    if deployment is not None:
-        model = deployment["model"]
-        is_call = path.endswith(("/chat/completions", "/responses"))
-        dialect = "openai_responses" if path.endswith("/responses") else "openai_chat"
-    return Target(dialect=dialect, path=raw, is_call=is_call and is_post, model=model, keys=keys, is_azure=True)
+    plain = _AZURE_PREFIX.sub("/v1/", path)
+    is_call = path in _AZURE_CALLS or (deployment is not None and path.endswith(("/chat/completions", "/responses")))
+    is_of_responses = path.endswith("/responses") if is_call else plain.startswith(f"{RESPONSES}/")
+    return Target(
+        dialect="openai_responses" if is_of_responses else "openai_chat",
+        path=raw,
+        is_call=is_call and method == "POST",
+        model=deployment["model"] if deployment is not None else "",
+        keys=keys,
+        reply_id=_reply_id(method, plain),
+        is_azure=True,
+    )
+
+
+def _reply_id(method: str, path: str) -> str:
+    """Return the id of the stored reply that a request asks for; empty if it asks for something else."""
+    name = path.removeprefix(f"{RESPONSES}/") if method == "GET" and path.startswith(f"{RESPONSES}/") else ""
+    return "" if "/" in name else name
 
 
 def _is_anthropic(path: str, headers: Mapping[str, str]) -> bool:

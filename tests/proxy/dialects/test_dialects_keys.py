@@ -123,10 +123,16 @@ def test_stored_reply_is_returned_again() -> None:
         ("DELETE", "/v1/responses/resp_1", ""),
         ("GET", "/v1/responses/resp_1/input_items", ""),
         ("GET", "/v1/responses", ""),
+        ("GET", "/openai/v1/responses/resp_1", "resp_1"),
+        ("GET", "/openai/responses/resp_1", "resp_1"),
+        ("GET", "/openai/deployments/d/responses/resp_1", "resp_1"),
+        ("GET", "/openai/v1/responses/resp_1/input_items", ""),
+        ("POST", "/openai/v1/responses/resp_1", ""),
     ):
         found = find_target(method, path, path, {})
         assert found is not None
         assert found.reply_id == name
+        assert found.dialect == "openai_responses"
 
 
 def test_unknown_paths_belong_to_no_dialect() -> None:

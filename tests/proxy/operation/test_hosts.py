@@ -198,6 +198,21 @@ async def test_azure_s_own_paths_and_version_pass(store: Database, raw: RawUpstr
         assert (nowhere.status, "azure" in json.dumps(nowhere.json)) == (404, True)
 
 
+@pytest.mark.parametrize("path", ["/openai/v1/responses", "/openai/responses", "/u/azure/openai/v1/responses"])
+async def test_a_stored_reply_of_azures_is_returned_as_its_client_saw_it(
+    store: Database, raw: RawUpstream, model: Model, path: str
+):
+    text = {"type": "output_text", "text": "Four.\n<terse>added</terse>", "annotations": []}
+    said = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}
+    reply = {"id": f"resp_{len(path)}", "object": "response", "status": "completed", "output": [said], "tools": []}
+    raw.answer(http_head("application/json"), json.dumps(reply).encode())
+    azure = {"dialect": "azure", "base_url": raw.url.removesuffix("/v1"), "models": ["deployed"]}
+    with serve(store, model.url, upstreams={"azure": azure}) as service:
+        given = await post(service, b'{"model":"deployed","input":"add"}', path=f"{path}?api-version=preview")
+        again = await post(service, b"", method="GET", path=f"{path}/{reply['id']}?api-version=preview")
+    assert given.json["output"] == again.json["output"] != reply["output"]
+
+
 async def test_the_azure_sdk_sends_a_tersely_key_in_place_of_azures(store: Database, raw: RawUpstream, model: Model):
     keyring = Store(dsn=store.dsn)
     await keyring.open()
