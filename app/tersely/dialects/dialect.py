@@ -132,9 +132,10 @@ class ToolOffer(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseRestorer(Protocol):
     """Restores a reply's body for its client.
 
-    ``message``: the message that the client was given (None: unchanged). ``usage``: the usage of all rounds (empty:
-    unchanged). ``instructions`` and ``tools`` (name -> description) were added to its request and are removed. Raises
-    `ValueError` for a body that is no reply.
+    ``message``: the message that the client was given (None: unchanged; empty: unchanged but for calls of ``tools``).
+    ``usage``: the usage of all rounds, ``finish``: why the last one ended (empty: unchanged). ``instructions`` and
+    ``tools`` (name -> description) were added to its request and are removed. Raises `ValueError` for a body that is no
+    reply.
     """
 
     def __call__(
@@ -145,6 +146,7 @@ class ResponseRestorer(Protocol):
         instructions: Sequence[str],
         tools: Mapping[str, str],
         usage: bytes = b"",
+        finish: str = "",
     ) -> bytes: ...
 
 

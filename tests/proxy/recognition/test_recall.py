@@ -57,6 +57,15 @@ OUTPUTS = [
         id="rounds",
     ),
     pytest.param((lambda key: [reply_of(words(key, "Nothing to take out."))]), id="plain"),
+    pytest.param(
+        (
+            lambda key: [
+                reply_of(called(f"q{key}", "query_db", '{"sql":"SELECT 1"}')),
+                ScriptedReply(message={"output": [words(key, "It is")]}, finish_reason="length"),
+            ]
+        ),
+        id="a later round is cut off",
+    ),
 ]
 
 
@@ -86,7 +95,7 @@ def test_stored_response_equals_the_delivered_one(
 
 
 def is_end(event: Any) -> bool:
-    return bool(event.type == "response.completed")
+    return event.type in {"response.completed", "response.incomplete"}
 
 
 async def test_another_s_reply_is_as_the_host_has_it(running: Service, model: Model, key: str) -> None:

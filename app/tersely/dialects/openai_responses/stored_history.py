@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tersely.dialects.finish_reasons import CUT_OFF
 from tersely.dialects.openai_responses.content import INSTRUCTIONS, item_type, items_of
 from tersely.dialects.openai_responses.whole import replace_output
 from tersely.dialects.wire import raw_json
@@ -22,6 +23,7 @@ _MISSING = (
 _LACKS = re.compile(rf"(?:{_HISTORY}).*(?:{_MISSING})|(?:{_MISSING}).*(?:{_HISTORY})", re.IGNORECASE | re.DOTALL)
 _DOES_NOT = re.compile(r"does not support '?(?:previous_response_id|conversation)", re.IGNORECASE)
 _LOOKED_AT = 16 * 1024
+_STATUSES = frozenset({"incomplete", "failed", "cancelled", "queued", "in_progress"})
 
 
 def referenced_ids(body: bytes) -> list[str]:
@@ -79,27 +81,58 @@ def lacks_history(status: int, body: bytes) -> bool:
 
 
 def restore_response(
-    body: bytes, message: bytes | None, *, instructions: Sequence[str], tools: Mapping[str, str], usage: bytes = b""
+    body: bytes,
+    message: bytes | None,
+    *,
+    instructions: Sequence[str],
+    tools: Mapping[str, str],
+    usage: bytes = b"",
+    finish: str = "",
 ) -> bytes:
     """Return a stored response as its client was given it.
 
-    ``message``: the items that the client was given (None: the response's own). ``usage`` replaces its usage (empty:
-    unchanged). ``instructions`` and ``tools`` (name -> description) were added to its request and are removed. The same
-    bytes if nothing changes. Raises ``ValueError`` for a body that is no response.
+    ``message``: the items that the client was given (None: the response's own; empty: those but calls of ``tools``).
+    ``usage`` and ``finish`` replace its usage and its status (empty: unchanged). ``instructions`` and ``tools`` (name
+    -> description) were added to its request and are removed. The same bytes if nothing changes. Raises ``ValueError``
+    for a body that is no response.
     """
     members = raw_json.split_object(body)
-    changed = members if message is None else replace_output(members, items_of(message))
+    listed = raw_json.split_array(members["tools"]) if members.get("tools", b"").startswith(b"[") else []
+    own = [raw for raw in listed if _is_among(raw, tools)]
+    if message:
+        changed = replace_output(members, items_of(message))
+    elif message is not None and own and members.get("output", b"").startswith(b"["):
+        items = raw_json.split_array(members["output"])
+        kept = [item for item in items if not _is_call_of(item, tools)]
+        changed = members if kept == items else replace_output(members, kept)
+    else:
+        changed = members
     if usage and "usage" in members:
         changed = {**changed, "usage": usage}
+    if ended := _as_ended(members, finish):
+        changed = {**changed, **ended}
     instructions_text = raw_json.load(members.get(INSTRUCTIONS, b"null"))
-    if isinstance(instructions_text, str) and (own := _without(instructions_text, instructions)) != instructions_text:
-        changed = {**changed, INSTRUCTIONS: raw_json.dump(own or None)}
-    if members.get("tools", b"").startswith(b"["):
-        listed = raw_json.split_array(members["tools"])
-        kept = [raw for raw in listed if not _is_among(raw, tools)]
-        if kept != listed:
-            changed = {**changed, "tools": raw_json.join_array(kept)}
+    if isinstance(instructions_text, str) and (text := _without(instructions_text, instructions)) != instructions_text:
+        changed = {**changed, INSTRUCTIONS: raw_json.dump(text or None)}
+    if own:
+        changed = {**changed, "tools": raw_json.join_array([raw for raw in listed if raw not in own])}
     return body if changed is members else raw_json.like_original(body, raw_json.join_object(changed))
+
+
+def _as_ended(members: Mapping[str, bytes], finish: str) -> dict[str, bytes]:
+    """Return the members of a response that say how it ended: the host has them of its first round."""
+    if finish == "completed":
+        ended = {"status": raw_json.dump(finish), "incomplete_details": b"null"}
+    elif finish in CUT_OFF and finish not in _STATUSES:
+        ended = {"status": b'"incomplete"', "incomplete_details": raw_json.dump({"reason": finish})}
+    else:
+        return {}
+    return {name: value for name, value in ended.items() if members.get(name, b"null") != value}
+
+
+def _is_call_of(raw: bytes, tools: Mapping[str, str]) -> bool:
+    item = raw_json.load(raw)
+    return isinstance(item, dict) and item_type(item) == "function_call" and item.get("name") in tools
 
 
 def _without(instructions_text: str, instructions: Sequence[str]) -> str:

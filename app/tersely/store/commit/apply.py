@@ -207,7 +207,7 @@ def enter_parts(
     ``referenced`` is the reply that the request continued by reference.
     """
     names = dict.fromkeys(name for name in (reply.id, *reply.items) if name)
-    conversation = referenced.conversation if referenced is not None else ""
+    conversation = _conversation(referenced)
     rows.reply_ids += [
         (session_id, seq, name, reply.history_owner, reply.usage if name == reply.id else None, conversation)
         for name in names
@@ -215,6 +215,10 @@ def enter_parts(
     rows.terse += _terse(session_id, turn, seq, reply.terse, now)
     rows.states += _states(session_id, seq, reply.state, now)
     rows.artifacts += [artifacts.row(session_id, seq, each, now) for each in reply.spilled]
+
+
+def _conversation(referenced: ReferencedReply | None) -> str:
+    return referenced.conversation if referenced is not None else ""
 
 
 def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCounters, rows: NewRows) -> None:
@@ -228,6 +232,11 @@ def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCount
         is_in_words = any(reply.is_text_only for reply in write.replies if not reply.is_alternative)
         open_chain = answered_in_words(open_chain) if is_in_words else None
     state.open_chain = open_chain
+    if (empty := write.empty) is not None and outcome.answered_seq:
+        conversation = _conversation(write.request.referenced)
+        rows.reply_ids.append(
+            (state.id, outcome.answered_seq, empty.id, empty.history_owner, empty.usage, conversation)
+        )
     report = write.report
     sent = report.sent
     if sent is not None and not outcome.is_as_decided:

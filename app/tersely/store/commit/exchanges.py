@@ -14,6 +14,7 @@ from tersely.domain.text.encodable import with_encodable_texts
 from tersely.store.commit.records import (
     Attribute,
     CallReport,
+    EmptyReply,
     HiddenReplyParts,
     Mode,
     NewEpoch,
@@ -73,6 +74,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_NAMES)
     requested_at: datetime
     started_at: datetime
     answered_at: datetime
+    empty: EmptyReply | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -128,6 +130,7 @@ def exchange_of(write: ReplyWrite, *, own_id: str | None, client: ClientIds) -> 
         requested_at=request.now,
         started_at=write.started,
         answered_at=write.now,
+        empty=write.empty,
     )
 
 
@@ -167,6 +170,7 @@ def write_of(
     return ReplyWrite(
         request=request,
         replies=exchange.replies,
+        empty=exchange.empty,
         report=exchange.report,
         started=exchange.started_at,
         now=exchange.answered_at,

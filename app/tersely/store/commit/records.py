@@ -363,6 +363,17 @@ class NewReply(
     is_text_only: bool = False
 
 
+class EmptyReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply that left no message, by the provider's ``id``: a client may continue from it all the same.
+
+    The history up to it ends with the question; ``history_owner`` has that. ``usage``: see `NewReply`.
+    """
+
+    id: str
+    history_owner: HistoryOwner
+    usage: bytes | None = None
+
+
 class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of an upstream call, sent and received; None where the provider did not report them.
 
@@ -392,7 +403,8 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The reply to a request, and the report of its call. Without replies only the call is recorded.
+    """The reply to a request, and the report of its call. Without replies only the call is recorded, and the id of an
+    ``empty`` reply.
 
     ``attributes`` are stored with it. ``epoch`` is one that started with this call. It is let go when the session
     moved on before the request was stored, or when another call started one first: the next call then plans anew.
@@ -401,6 +413,7 @@ class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     request: RequestWrite
     replies: Sequence[NewReply]
+    empty: EmptyReply | None = None
     report: CallReport
     started: datetime
     now: datetime

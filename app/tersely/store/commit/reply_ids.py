@@ -30,27 +30,40 @@ FROM (
     SELECT DISTINCT session_id, seq FROM reply_ids WHERE tenant_id = $1 AND id = ANY($2::text[]) OFFSET 0
 ) AS r
 CROSS JOIN LATERAL (
-    SELECT raw FROM messages WHERE tenant_id = $1 AND session_id = r.session_id AND seq = r.seq OFFSET 0
+    SELECT raw, role FROM messages WHERE tenant_id = $1 AND session_id = r.session_id AND seq = r.seq OFFSET 0
 ) AS m
-WHERE m.raw <> ''
+WHERE m.raw <> '' AND m.role = 'assistant'
 """
-# A reply that is asked for again is the newest under its id.
+# A reply that is asked for again is the newest under its id. One without a message has the id at its question.
 RECALLED = """
-SELECT m.raw, r.usage
+SELECT CASE WHEN m.role = 'assistant' THEN m.raw ELSE '' END AS raw, r.usage, m.finish
 FROM (SELECT session_id, seq, usage FROM reply_ids WHERE tenant_id = $1 AND id = $2 OFFSET 0) AS r
 CROSS JOIN LATERAL (
-    SELECT raw, created_at FROM messages WHERE tenant_id = $1 AND session_id = r.session_id AND seq = r.seq OFFSET 0
+    SELECT raw, role, finish, created_at FROM messages
+    WHERE tenant_id = $1 AND session_id = r.session_id AND seq = r.seq OFFSET 0
 ) AS m
-WHERE m.raw <> '' ORDER BY m.created_at DESC, r.seq DESC LIMIT 1
+ORDER BY m.created_at DESC, r.seq DESC LIMIT 1
 """
 KEEPER = "SELECT keeper FROM reply_ids WHERE tenant_id = $1 AND session_id = $2 AND seq = $3"
 
 
 class ReplyById(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply that was named by its id, in its session."""
+    """A reply that was named by its id, in its session: as the message of its question (without a chain), if it left
+    none.
+    """
 
     hit: ReplyMatch
     history_owner: HistoryOwner
+
+
+class RecalledReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply in the client's view (``raw``; empty: it left no message, or that was removed), how it ended, and the
+    usage of all its rounds (empty: of one).
+    """
+
+    raw: bytes
+    finish: str
+    usage: bytes
 
 
 async def find(connection: Connection, tenant: str, reply_id: str) -> ReplyById | None:
@@ -60,7 +73,7 @@ async def find(connection: Connection, tenant: str, reply_id: str) -> ReplyById 
         return None
     row = rows[0]
     hit = ReplyMatch(
-        session=session_from(row), seq=row["hit_seq"], chain=row["hit_chain"], is_current=row["hit_is_current"]
+        session=session_from(row), seq=row["hit_seq"], chain=row["hit_chain"] or b"", is_current=row["hit_is_current"]
     )
     return ReplyById(hit=hit, history_owner=row["keeper"])
 
@@ -70,12 +83,12 @@ async def replies(connection: Connection, tenant: str, ids: Sequence[str]) -> li
     return [row["raw"] for row in await connection.fetch(REPLIES, tenant, list(ids))]
 
 
-async def stored_response(connection: Connection, tenant: str, reply_id: str) -> tuple[bytes, bytes] | None:
-    """Return the tenant's newest reply with that id, in the client's view, and the usage of all its rounds (empty: of
-    one).
-    """
+async def stored_response(connection: Connection, tenant: str, reply_id: str) -> RecalledReply | None:
+    """Return the tenant's newest reply with that id."""
     row = await connection.fetchrow(RECALLED, tenant, reply_id)
-    return None if row is None else (row["raw"], row["usage"] or b"")
+    if row is None:
+        return None
+    return RecalledReply(raw=row["raw"], finish=row["finish"] or "", usage=row["usage"] or b"")
 
 
 async def history_owner(connection: Connection, tenant: str, session_id: str, seq: int) -> HistoryOwner:

@@ -68,10 +68,11 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
 }
 # What a retry writes again is the same.
-_SKIPPING = frozenset({"artifacts", "attributes", "terse", "states", "calls", "pending_memory"})
+_SKIPPING = frozenset({"artifacts", "attributes", "terse", "states", "calls", "pending_memory", "reply_ids"})
 # Of these a call may bring rows that are stored already, of the others only an epoch that starts. A write that expects
-# a version cannot be a retry, and a plain insert costs the database less.
-_REPEATING = frozenset({"artifacts", "attributes"})
+# a version cannot be a retry, and a plain insert costs the database less. A host may answer a question that is sent
+# again with the same id, and both times without a message.
+_REPEATING = frozenset({"artifacts", "attributes", "reply_ids"})
 
 Record = tuple[Any, ...]
 

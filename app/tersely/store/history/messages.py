@@ -158,6 +158,9 @@ SELECT NULL, max(finished_at) FROM calls WHERE {HERE} AND $4 = 0 AND number > $5
 CALLS_LOOKED_AT = 1_000
 ENDED_CALLS = f"""
 SELECT last_seq FROM calls WHERE {HERE} AND number > $4 AND number <= {END} AND last_seq = ANY($3::bigint[])
+    AND NOT EXISTS (
+        SELECT FROM reply_ids AS r WHERE r.tenant_id = $1 AND r.session_id = $2 AND r.seq = calls.last_seq
+    )
 """
 
 NEWEST_AT = f"SELECT created_at FROM messages WHERE {HERE} AND turn > 0 ORDER BY seq DESC LIMIT 1"

@@ -35,8 +35,9 @@ _BEFORE = MessageIdentity(digest=b"", is_link=True, starts_turn=False, role="use
 
 class ReferencedHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The history that a request references: that of ``session`` (None: the session does not exist yet) up to the reply
-    ``seq`` (0: there is no reply yet). ``chain`` is the hash of that history, ``rows`` are the session's rows from its
-    cut on. ``conversation`` is the id of the conversation that the request continues.
+    ``seq`` (0: there is no reply yet; a reply that left no message stands for its question). ``chain`` is the hash of
+    that history (empty: not stored), ``rows`` are the session's rows from its cut on. ``conversation`` is the id of the
+    conversation that the request continues.
     """
 
     session_id: str
@@ -146,7 +147,7 @@ async def resolve_history(
     """
     session = referenced.session
     if session is None:
-        return _resolve(referenced, own, [], [], dialect, start=1, last_seq=0, turns=0)
+        return _resolve(referenced, own, [], [], dialect, anchor=(0, b""), start=1, last_seq=0, turns=0)
     tail: Sequence[TailRow] = referenced.rows
     if start < session.cut:
         tail = await messages.tail_rows(connection, tenant, session.id, start, last=session.last_seq)
@@ -175,6 +176,13 @@ async def resolve_history(
     carried = [row for row in rows if row.row.seq in seqs and not row.is_hidden]
     uncarried = await _uncarried_instructions(connection, tenant, session.id, carried, dialect)
     carried = [row for row in carried if row.row.seq not in uncarried]
+    anchor = (referenced.seq, referenced.chain)
+    if referenced.seq and not referenced.chain:
+        relayed = (row.row.seq for row in reversed(carried) if row.row.role == "assistant" and row.row.relayed)
+        seq = next(relayed, 0)
+        if not seq and start > 1:
+            return await resolve_history(connection, tenant, referenced, own, dialect, start=1)
+        anchor = (seq, await messages.chain_of(connection, tenant, session.id, seq) if seq else b"")
     unlinked = {row.row.seq for row in carried if not row.row.is_link}
     while start - 1 in unlinked:
         start -= 1  # they precede the first message of the resolved history
@@ -187,6 +195,7 @@ async def resolve_history(
         carried,
         rows,
         dialect,
+        anchor=anchor,
         start=start,
         staying=links.staying,
         **counters,
@@ -220,12 +229,15 @@ def _resolve(
     rows: Sequence[TailRow],
     dialect: Dialect,
     *,
+    anchor: tuple[int, bytes],
     start: int,
     last_seq: int,
     turns: int,
     staying: Collection[int] = (),
 ) -> ResolvedHistory:
-    """Join history and request. ``staying``: messages that other calls have added to the conversation meanwhile."""
+    """Join history and request. ``anchor``: the newest reply in it, and the hash of the history up to that (0: there is
+    no reply). ``staying``: messages that other calls have added to the conversation meanwhile.
+    """
     front = sum(dialect.is_per_request(message.raw) for message in own.messages)
     before = [as_incoming(row.row) for row in carried]
     stored = [Message(role=row.row.role, parts=(), raw=b"") for row in carried]
@@ -250,7 +262,7 @@ def _resolve(
         history=IncomingHistory(
             messages=(*own.messages[:front], *stored, *own.messages[front:]),
             identities=tuple(incoming),
-            chains=_chains(incoming, referenced, front + len(before)),
+            chains=_chains(incoming, *anchor),
         ),
         match=SessionMatch(
             session_id=referenced.session_id,
@@ -273,15 +285,15 @@ def _resolve(
     )
 
 
-def _chains(incoming: Sequence[MessageIdentity], referenced: ReferencedHistory, end: int) -> tuple[bytes, ...]:
-    """Return the hash chain after each message; at the ``end`` of the history it is that of the reply."""
+def _chains(incoming: Sequence[MessageIdentity], reply_seq: int, reply_chain: bytes) -> tuple[bytes, ...]:
+    """Return the hash chain after each message; it is known after the reply ``reply_seq``."""
     chains: list[bytes] = []
     chain = b""
-    for index, message in enumerate(incoming):
+    for message in incoming:
         if message.is_link:
             chain = extend(chain, message.digest)
-        if index == end - 1 and referenced.seq:
-            chain = referenced.chain
+        if reply_seq and message.seq == reply_seq:
+            chain = reply_chain
         chains.append(chain)
     return tuple(chains)
 

@@ -39,7 +39,7 @@ from tersely.service.proxy.preparing.request_building import own_sources
 from tersely.service.proxy.preparing.stages import IncomingCall, PreparedCall, RequestRecord
 from tersely.service.proxy.recording.call_counter import CallCounter
 from tersely.service.proxy.recording.call_reports import CallReports, credible_count, storable_name
-from tersely.service.proxy.recording.reply_records import OnIds, ReplyRecords
+from tersely.service.proxy.recording.reply_records import OnIds, ReplyRecords, leaves_no_message
 from tersely.service.proxy.recording.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessages
 from tersely.service.proxy.sending.forwarding import ForwardedReply
 from tersely.service.proxy.sending.sent_call import SentCall
@@ -49,6 +49,7 @@ from tersely.store.commit.exchanges import Exchange
 from tersely.store.commit.records import (
     Attribute,
     CallReport,
+    HistoryOwner,
     NewEpoch,
     NewReply,
     ReplyWrite,
@@ -232,7 +233,12 @@ class Recorder:
             is_whole=True,
             history_owner=live.history_owner,
         )
-        return ReplyWrite(request=call.write, replies=replies, report=report, started=call.started, now=now)
+        empty = None
+        if leaves_no_message(replies):
+            empty = self._records.empty(call.call.tenant, reply, is_whole=True, history_owner=live.history_owner)
+        return ReplyWrite(
+            request=call.write, replies=replies, empty=empty, report=report, started=call.started, now=now
+        )
 
     # The request
 
@@ -359,6 +365,20 @@ class Recorder:
         call, request, history, hints = incoming.call, incoming.request, incoming.history, incoming.hints
         tools = tokens.content_digest(request.tools) if request.tools else None
         exchange_id = self._new_id()
+        owner: HistoryOwner = "both" if request.is_stored else "tersely"
+        replies = self._records.choices(
+            call.tenant,
+            request,
+            reply,
+            head_chain=history.head_chain,
+            prefill=history.prefill,
+            is_whole=cut_off is None,
+            cut_off=cut_off or BROKE_OFF,
+            history_owner=owner,
+        )
+        empty = None
+        if leaves_no_message(replies):
+            empty = self._records.empty(call.tenant, reply, is_whole=cut_off is None, history_owner=owner)
         return Exchange(
             id=exchange_id,
             tenant=call.tenant,
@@ -383,16 +403,8 @@ class Recorder:
             key=hints.key,
             key_digest=history.question_digest if hints.key is not None else b"",
             outcome=None,
-            replies=self._records.choices(
-                call.tenant,
-                request,
-                reply,
-                head_chain=history.head_chain,
-                prefill=history.prefill,
-                is_whole=cut_off is None,
-                cut_off=cut_off or BROKE_OFF,
-                history_owner="both" if request.is_stored else "tersely",
-            ),
+            replies=replies,
+            empty=empty,
             report=self._report_unchanged(incoming, reply, forwarded.status, tools=tools, tokens_sent=sum(counts)),
             epoch=None,
             requested_at=incoming.started,
@@ -545,7 +557,12 @@ class Recorder:
             cut_off=cut_off,
             history_owner=prepared.history_owner,
         )
-        if hidden.before:
+        empty = None
+        if leaves_no_message(replies):
+            empty = self._records.empty(
+                prepared.call.tenant, reply, is_whole=is_whole, history_owner=prepared.history_owner
+            )
+        if reply.rounds > 1:
             replies = [structs.replace(each, usage=reply.usage or None) for each in replies]
         if replies and hidden != NO_HIDDEN_MESSAGES:
             before, after = (
@@ -555,6 +572,7 @@ class Recorder:
         write = ReplyWrite(
             request=request.write,
             replies=replies,
+            empty=empty,
             report=self._report(prepared, request, reply, status),
             started=prepared.started,
             now=now,

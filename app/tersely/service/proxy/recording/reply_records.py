@@ -16,12 +16,18 @@ from tersely.service.common.metrics import Metrics
 from tersely.service.proxy.recording.call_reports import storable_name
 from tersely.service.proxy.recording.round_transcript import HiddenMessage
 from tersely.service.recognition.incoming_history import Prefill, digest, extend
-from tersely.store.commit.records import HistoryOwner, NewReply
+from tersely.store.commit.records import EmptyReply, HistoryOwner, NewReply
 from tersely.store.history.artifacts import spilled
 
 MAX_REPLY_ID = 200
 UNREAD = "unread"
 """The finish reason of a reply that could not be parsed."""
+
+
+def leaves_no_message(replies: Sequence[NewReply]) -> bool:
+    """Return whether a reply of these records is in no history: it was empty, or could not be parsed."""
+    return not replies or (replies[0].finish == UNREAD and len(replies) == 1)
+
 
 # A tenant, and ids that a provider gave to its reply and the items of it.
 OnIds = Callable[[str, Sequence[str]], None]
@@ -94,6 +100,22 @@ class ReplyRecords:
         if reply.unread:
             found.append(self._unread(reply.unread, head_chain))
         return found
+
+    def empty(self, tenant: str, reply: Reply, *, is_whole: bool, history_owner: HistoryOwner) -> EmptyReply | None:
+        """Return the record of a reply whose choices leave no message; None where its id means nothing to its client.
+
+        One that failed or broke off before its first item is no answer: its question may be sent again.
+        """
+        reply_id = self._id_of(reply)
+        if not reply_id:
+            return None
+        if self._on_ids is not None:
+            self._on_ids(tenant, [reply_id])
+        if reply.error or not is_whole:
+            return None
+        return EmptyReply(
+            id=reply_id, history_owner=history_owner, usage=(reply.usage or None) if reply.rounds > 1 else None
+        )
 
     def _with_prefill(self, reply: NewReply, prefill: Prefill, model: str) -> NewReply:
         """Return a reply as one message with its prefill. Some hosts repeat the prefill in the reply."""

@@ -12,6 +12,7 @@ from tersely.domain.tools.catalog import TOOLS
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.recognition.incoming_history import digest
 from tersely.store.commit import reply_ids
+from tersely.store.commit.reply_ids import RecalledReply
 from tersely.store.db.connection import Database
 from tersely.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 
@@ -30,15 +31,18 @@ async def restore_client_view(
         return body
     async with database.reading(tenant) as connection:
         stored = await reply_ids.stored_response(connection, tenant, reply_id)
-    return await run_in_thread_if_large(len(body), _patch, body, *stored, dialect) if stored else body
+    return await run_in_thread_if_large(len(body), _patch, body, stored, dialect) if stored else body
 
 
-def _patch(body: bytes, seen: bytes, usage: bytes, dialect: Dialect) -> bytes:
+def _patch(body: bytes, stored: RecalledReply, dialect: Dialect) -> bytes:
     assert dialect.restore_response is not None
     try:
         # If the host has the same message, keep its body: it holds what the client's `include` asks for.
-        is_same = digest(dialect.read_reply(body))[0] == digest(dialect.read_reply(seen))[0]
-        shown = None if is_same else seen
-        return dialect.restore_response(body, shown, instructions=_INSTRUCTIONS, tools=_TOOLS, usage=usage)
+        seen = stored.raw
+        is_same = bool(seen) and digest(dialect.read_reply(body))[0] == digest(dialect.read_reply(seen))[0]
+        finish = stored.finish if stored.usage else ""
+        return dialect.restore_response(
+            body, None if is_same else seen, instructions=_INSTRUCTIONS, tools=_TOOLS, usage=stored.usage, finish=finish
+        )
     except (ValueError, InvalidRequest):  # the body is no response
         return body
