@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
@@ -20,7 +20,6 @@ from tersely.domain.messages import (
 )
 from tersely.service.common import tokens
 from tersely.service.context.hidden_messages import live_hidden
-from tersely.service.context.history import epoch_of_history
 from tersely.service.context.stored_messages import NOT_ECHOED, read_stored, stored_message
 from tersely.service.memos.selection import (
     memos_in_message,
@@ -48,17 +47,16 @@ def resent_entries(
     restore: Restore,
     kept_rows: Sequence[TailRow],
     duplicates: Mapping[int, Entry],
+    kept_seqs: Collection[int],
     cut: int,
     now: datetime,
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the entries and the kept entries of a history that the client resent whole.
 
     They use the client's bytes with the model's text restored. Messages that the client does not know are added at
-    their positions.
+    their positions. ``kept_seqs`` are kept from before the ``cut``.
     """
     rows = {row.row.seq: row for row in match.rows}
-    epoch = epoch_of_history(match)
-    kept_seqs = set(epoch.kept) if epoch else set()
     # More rows than these may be at hand, or not: a reply must look the same either way.
     rounds = [row for row in match.hidden if row.row.seq >= cut or row.row.seq in kept_seqs]
     views = _views_of_rounds(match, incoming, dialect, rounds)

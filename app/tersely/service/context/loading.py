@@ -21,6 +21,7 @@ from tersely.domain.history.history import (
     InjectedBlock,
     Snapshot,
 )
+from tersely.domain.history.links import PlacedMessage
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import (
     INSTRUCTION_ROLES,
@@ -131,10 +132,22 @@ async def _load_resent(
     """Take the messages from a request that carries its whole history."""
     epoch = epoch_of(match, config)
     cut = max(match.expanded_from, config.first_seq(epoch))
+    if (turn := _turn_across(match, incoming, epoch, cut)) is not None:
+        epoch = await _with_turn(connection, tenant, match, epoch, cut, turn)
     kept_rows = await _kept_rows(connection, tenant, match, epoch, cut)
     duplicates = await stored_duplicates(connection, tenant, match, incoming, dialect, kept_rows)
     entries, kept = await run_in_thread_if_large(
-        incoming.size, resent_entries, match, incoming, dialect, restore, kept_rows, duplicates, cut, budget.now
+        incoming.size,
+        resent_entries,
+        match,
+        incoming,
+        dialect,
+        restore,
+        kept_rows,
+        duplicates,
+        _kept_seqs(epoch),
+        cut,
+        budget.now,
     )
     return _LoadedMessages(
         epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected_in_request(match, incoming)
@@ -162,6 +175,12 @@ async def _load_stored(
     stored = await messages.live_from(connection, tenant, session.id, cut, last=session.last_seq)
     if match.decision.kind == "retry" and (answered := match.decision.answered) is not None:
         stored = [each for each in stored if each.position <= answered.position]
+    if epoch is not None and _begins_behind_clear(epoch, cut):
+        placed = [each for each in match.decision.placed if each.turn]
+        answered = match.decision.answered
+        turn = stored[0].turn if stored else next((each.turn for each in placed if each.is_new), 0)
+        turn = turn or (answered.turn if answered is not None else 0)
+        epoch = await _with_turn(connection, tenant, match, epoch, cut, turn)
     kept, epoch = await _kept_messages(connection, tenant, session, stored, epoch, cut)
     is_kept = {each.seq for each in kept}
     size = _bytes_of(stored)
@@ -310,7 +329,9 @@ def load_resent(
     cut = config.first_seq(epoch)
     if _missing_kept(match, epoch, cut):
         return None
-    entries, kept = resent_entries(match, incoming, dialect, restore, (), {}, cut, budget.now)
+    if _turn_across(match, incoming, epoch, cut) is not None:
+        return None
+    entries, kept = resent_entries(match, incoming, dialect, restore, (), {}, _kept_seqs(epoch), cut, budget.now)
     injected = injected_in_request(match, incoming)
     loaded = _LoadedMessages(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected)
     snapshot = _snapshot(match, loaded, budget, config)
@@ -402,6 +423,45 @@ def count_older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:
     again = sum(entry.tokens for entry in entries if entry.seq < epoch.cut)
     # Some counts were estimates and are exact by now. Where messages are left, the result is at least 1.
     return max(1, epoch.older_tokens - again) if again else epoch.older_tokens
+
+
+def _begins_behind_clear(epoch: Epoch, cut: int) -> bool:
+    """Return whether the loaded messages begin where the session was cleared last."""
+    return 1 < cut == epoch.cleared_at
+
+
+def _turn_across(match: SessionMatch, incoming: IncomingHistory, epoch: Epoch | None, cut: int) -> int | None:
+    """Return the turn that was cleared and goes on behind the ``cut`` (0: the last one before it); None if there is
+    none.
+
+    After a clear, clients go on with open calls, and ask their last question again.
+    """
+    if epoch is None or not _begins_behind_clear(epoch, cut):
+        return None
+    last: PlacedMessage | None = None
+    for identity, placed in zip(incoming.identities, match.decision.placed, strict=True):
+        if not identity.is_link or placed.status != "live":
+            continue
+        if placed.is_new or placed.seq >= cut:
+            return None if identity.starts_turn else placed.turn
+        last = placed
+    return last.turn if last is not None and last.seq else 0
+
+
+async def _with_turn(
+    connection: Connection, tenant: str, match: SessionMatch, epoch: Epoch | None, cut: int, turn: int
+) -> Epoch | None:
+    """Return the epoch, which keeps what a clear took of a ``turn`` that goes on: results need their calls, and the
+    model needs the question.
+    """
+    if epoch is None or match.session is None:
+        return epoch
+    seqs = await messages.of_turn_before(connection, tenant, match.session.id, cut, turn=turn)
+    return structs.replace(epoch, kept=tuple(sorted({*epoch.kept, *seqs})))
+
+
+def _kept_seqs(epoch: Epoch | None) -> frozenset[int]:
+    return frozenset(epoch.kept) if epoch is not None else frozenset()
 
 
 def _missing_kept(match: SessionMatch, epoch: Epoch, cut: int) -> list[int]:

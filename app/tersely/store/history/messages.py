@@ -14,7 +14,7 @@ from tersely.domain.history.history import CLIENT_LEFT, DEFAULT_PRIORITY, WINDOW
 from tersely.domain.history.links import StoredLink
 from tersely.store.db.connection import Connection
 from tersely.store.db.ranges import END
-from tersely.store.history import large_rows, model_views
+from tersely.store.history import large_rows, model_views, turn_rows
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +109,13 @@ SELECT coalesce(min(seq), $3) FROM (
         ORDER BY seq DESC LIMIT $5
     ) AS last
 ) AS counted WHERE spent <= $4
+"""
+
+LAST_TURN_BEFORE = f"""
+SELECT turn FROM messages WHERE {HERE} AND seq < $3 AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1
+"""
+OF_TURN_BEFORE = f"""
+SELECT seq FROM {turn_rows.of_turns("seq", "seq < $7 AND status = 'live' AND model_visible")} ORDER BY seq
 """
 
 PINNED_BEFORE = f"""
@@ -346,6 +353,17 @@ async def newest_within(
 async def pinned_before(connection: Connection, tenant: str, session_id: str, seq: int) -> list[int]:
     """Return the numbers of the live pinned messages before ``seq``. O(history)."""
     return [record["seq"] for record in await connection.fetch(PINNED_BEFORE, tenant, session_id, seq)]
+
+
+async def of_turn_before(connection: Connection, tenant: str, session_id: str, seq: int, *, turn: int = 0) -> list[int]:
+    """Return the sequence numbers before ``seq`` of a turn's messages that contexts may show. ``turn`` 0: the last one
+    that has any.
+    """
+    turn = turn or await connection.fetchval(LAST_TURN_BEFORE, tenant, session_id, seq) or 0
+    if not turn:
+        return []
+    span = await turn_rows.span(connection, tenant, session_id, turn, turn)
+    return [record["seq"] for record in await connection.fetch(OF_TURN_BEFORE, tenant, session_id, *span, seq)]
 
 
 async def last_link(connection: Connection, tenant: str, session_id: str) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from tersely.service.proxy.call.call_config import CallConfig
 from tersely.service.proxy.call.history_by_reference import ReferencedHistory, ResolvedHistory
 from tersely.service.proxy.preparing.stages import IncomingCall, MatchedCall, PreparedCall
 from tersely.store.db.connection import Connection, Database
+from tersely.store.history import messages
 from tersely.strategies.presets import Full
 
 _NOT_LOADED = History(snapshot=Snapshot(entries=()), epoch_start=None, epoch_inputs=EpochInputs(), is_verbatim=False)
@@ -175,7 +176,10 @@ async def _first_seq(connection: Connection, tenant: str, session: Session | Non
     if session is None:
         return 1
     first = await first_seq_to_load(connection, tenant, session, config, config.first_seq(session.plan))
-    return min(session.cut, first)
+    first = min(session.cut, first)
+    if 1 < first == session.cleared_at:  # a cleared turn may go on
+        first = min([first, *await messages.of_turn_before(connection, tenant, session.id, first)])
+    return first
 
 
 def _needs_earlier(resolved: ResolvedHistory, config: ContextConfig) -> bool:
