@@ -210,10 +210,11 @@ def _long(name: str) -> bytes:
     return json.dumps(request).encode()
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("name", SPEAKERS)
-def test_an_end_is_held_wherever_the_stream_is_cut(name: str) -> None:
+def test_an_end_is_held_wherever_the_stream_is_cut(name: str, line_end: bytes) -> None:
     speaker = SPEAKERS[name]
-    stream = speaker.beginning + speaker.end
+    stream = (speaker.beginning + speaker.end).replace(b"\r\n", b"\n").replace(b"\n", line_end)
     for size in (1, 2, 3, 7, 64, len(stream)):
         end = terminal_detector(dialect_named(name).streaming)
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]

@@ -10,7 +10,7 @@ from typing_extensions import override
 from tersely.dialects.dialect import StreamEvents
 from tersely.upstream.client import UpstreamReply
 
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BLANK_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 # An end mark is within so many bytes of the beginning of its line.
 _MARK_WITHIN = 40
