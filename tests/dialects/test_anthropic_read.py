@@ -191,9 +191,25 @@ def test_the_session_that_a_client_names(user_id: Any, expected: dict[str, str])
 
 def test_usage_counts_the_cache_as_input():
     raw = b'{"input_tokens":5,"cache_creation_input_tokens":20,"cache_read_input_tokens":100,"output_tokens":7,"x":[]}'
-    assert read_usage(raw) == Usage(input=125, cached=100, output=7)
+    assert read_usage(raw) == Usage(input=125, cached=100, output=7, written=20)
     assert read_usage(b'{"input_tokens":5,"output_tokens":7}') == Usage(input=5, cached=None, output=7)
     assert read_usage(b"") == read_usage(b"[") == read_usage(b'{"input_tokens":"x"}') == Usage()
+
+
+@pytest.mark.parametrize(
+    ("creation", "written"),
+    [
+        ({"ephemeral_5m_input_tokens": 80, "ephemeral_1h_input_tokens": 20}, 160),
+        ({"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 0}, 100),
+        ({"ephemeral_1h_input_tokens": 900}, 400),
+        ({"ephemeral_1h_input_tokens": "many"}, 100),
+        ("unknown", 100),
+    ],
+)
+def test_writes_for_an_hour_count_as_four(creation: object, written: int):
+    """Their surcharge on plain input is four times that of writes for five minutes."""
+    usage = {"input_tokens": 5, "cache_creation_input_tokens": 100, "output_tokens": 7, "cache_creation": creation}
+    assert read_usage(json.dumps(usage).encode()) == Usage(input=105, cached=None, output=7, written=written)
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Tokens as the provider reports them; None if it does not. ``cached`` is part of ``input``."""
+    """Tokens as the provider reports them; None if it does not. ``cached`` is part of ``input``.
+
+    ``written`` are the tokens of ``input`` that were written to the provider's cache. Tokens that it keeps for longer
+    than usual count more than once: as many times as their surcharge is higher.
+    """
 
     input: int | None = None
     cached: int | None = None
     output: int | None = None
+    written: int | None = None
 
 
 class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -37,10 +37,19 @@ class ModelPrice:
     write: float
     output: float
 
-    def cost(self, *, input_tokens: int, cached: int, output: int) -> float:
-        """The cost of a call. What the provider did not read from its cache is charged as ``write``."""
+    def cost(self, *, input_tokens: int, cached: int, output: int, written: float | None = None) -> float:
+        """The cost of a call. ``written``: see `Usage` of the dialects; None: all that was not read from the cache."""
         fresh = max(0, input_tokens - cached)
-        return fresh * self.write + min(cached, input_tokens) * self.cached + output * self.output
+        writes = fresh if written is None else written
+        plain = fresh * self.input + min(cached, input_tokens) * self.cached + output * self.output
+        return plain + writes * (self.write - self.input)
+
+
+def scale_writes(written: float, *, fresh: int, to: float) -> float:
+    """Return the tokens that a request writes to the cache if it has ``to`` tokens that the cache does not hold, and
+    writes the same share of them as a call that wrote ``written`` of ``fresh``.
+    """
+    return written * max(0.0, to) / fresh if fresh > 0 else 0.0
 
 
 class PriceFileInvalid(TerselyError):
@@ -60,6 +69,14 @@ class Prices:
     def of(self, model: str, dialect: str = "") -> ModelPrice | None:
         """Return the price of ``model``; None if it is unknown."""
         return self._find(model, dialect)
+
+    def of_call(self, requested: str, answered: str, dialect: str) -> ModelPrice | None:
+        """Return the price of a call's model; None if it is unknown.
+
+        The model that the request names comes first: clients and operators know that one. The reply may name another,
+        a dated version, or the model behind a deployment.
+        """
+        return self._find(requested, dialect) or self._find(answered, dialect)
 
     def _look_up(self, model: str, dialect: str) -> ModelPrice | None:
         if (own := self._overrides.get(model)) is not None:

@@ -19,7 +19,7 @@ from tersely.domain.history.context_use import (
 )
 from tersely.domain.history.history import Entry
 from tersely.service.context.building import BuiltContext
-from tersely.service.money.prices import ModelPrice
+from tersely.service.money.prices import ModelPrice, scale_writes
 from tersely.service.shadows.planning import AnsweredCall
 from tersely.store.commit.records import CallReport
 from tersely.store.ops.shadows import ShadowCall
@@ -119,7 +119,8 @@ def _costs(
 ) -> tuple[float, float] | None:
     """Return the cost of the shadow's context and of the request that was sent, in USD; None if one is unknown.
 
-    The provider's cache is assumed to serve the same share of the repeated tokens in both.
+    The provider's cache is assumed to serve the same share of the repeated tokens in both, and to store the same share
+    of the others.
     """
     if price is None or report.cost_sent is None or report.input_tokens is None or not report.tokens_after:
         return None
@@ -128,7 +129,11 @@ def _costs(
     hits = min(1.0, read / (full_cached * ratio)) if full_cached else 1.0
     from_cache = cached * ratio * hits if full_cached else min(read, whole)
     output = report.output_tokens or 0
-    return price.cost(input_tokens=whole, cached=int(from_cache), output=output), report.cost_sent
+    written: float | None = report.written_tokens
+    if written is not None:
+        written = scale_writes(written, fresh=report.input_tokens - read, to=whole - from_cache)
+    cost = price.cost(input_tokens=whole, cached=int(from_cache), output=output, written=written)
+    return cost, report.cost_sent
 
 
 # What the reply used

@@ -377,7 +377,8 @@ class EmptyReply(msgspec.Struct, frozen=True, kw_only=True):
 class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of an upstream call, sent and received; None where the provider did not report them.
 
-    ``weight``: prompt and completion of the last round, as reported or estimated. ``host`` is the name of the model
+    ``weight``: prompt and completion of the last round, as reported or estimated. ``written_tokens`` were written to
+    the provider's cache (see `Usage`); the database does not keep them. ``host`` is the name of the model
     host (empty: the default one of the dialect; None: a call of older code).
     """
 
@@ -391,6 +392,7 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    written_tokens: int | None = None
     weight: int | None = None
     status: int | None = None
     sent: bytes | None = None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from tersely.dialects.dialect import Dialect, Reply, Usage
 from tersely.domain.text.encodable import encodable
-from tersely.service.money.prices import Prices
+from tersely.service.money.prices import Prices, scale_writes
 from tersely.service.proxy.sending.sent_call import SentCall
 from tersely.store.commit.records import CallReport
+
+MOST_CREDIBLE = 2**31
+"""Tokens. The columns hold fewer."""
 
 
 class CallReports:
@@ -35,7 +38,7 @@ class CallReports:
         usage = _credible(self._dialect.read_usage(reply.usage))
         last = _credible(self._dialect.read_usage(reply.last_usage)) if reply.last_usage else usage
         model, labels = sent_call.request.model, sent_call.labels
-        cost_sent, cost_full = self._costs(model, usage, tokens_before, tokens_after, tokens_new)
+        cost_sent, cost_full = self._costs(model, reply.model, usage, tokens_before, tokens_after, tokens_new)
         return CallReport(
             sent=sent,
             client=client,
@@ -53,30 +56,36 @@ class CallReports:
             input_tokens=usage.input,
             cached_tokens=usage.cached,
             output_tokens=usage.output,
+            written_tokens=usage.written,
             weight=_weigh(last, tokens_after),
             status=status,
             host=sent_call.call.host,
         )
 
     def _costs(
-        self, model: str, usage: Usage, tokens_before: int, tokens_after: int, new: int
+        self, requested: str, answered: str, usage: Usage, tokens_before: int, tokens_after: int, new: int
     ) -> tuple[float | None, float | None]:
         """Return the cost of the call in USD, and that of the full history with a perfect cache; None: not known.
 
         A perfect cache holds every message that earlier calls of the session sent, and the provider's own hits: only
-        the rest of this request is written to it, ``new`` tokens.
+        the rest of this request is new to it, ``new`` tokens. Of these the same share is written as of this call's:
+        where nothing is written, the full history would have paid no more for writing either.
         """
-        price = self._prices.of(model, self._dialect.name)
+        price = self._prices.of_call(requested, answered, self._dialect.name)
         if price is None or not usage.input:
             return None, None
         output, read = usage.output or 0, usage.cached or 0
-        sent = price.cost(input_tokens=usage.input, cached=read, output=output)
+        written: float | None = usage.written
+        sent = price.cost(input_tokens=usage.input, cached=read, output=output, written=written)
         if not tokens_after:
             return sent, sent
         ratio = usage.input / tokens_after
         known = max(0, tokens_before - new)
         whole = max(usage.input, int(tokens_before * ratio))
-        full = price.cost(input_tokens=whole, cached=max(read, int(known * ratio)), output=output)
+        cached = max(read, int(known * ratio))
+        if written is not None:
+            written = scale_writes(written, fresh=usage.input - read, to=whole - cached)
+        full = price.cost(input_tokens=whole, cached=cached, output=output, written=written)
         return sent, full
 
 
@@ -90,8 +99,16 @@ def _weigh(last: Usage, sent: int) -> int | None:
 
 def _credible(usage: Usage) -> Usage:
     """Return reported counts without impossible ones."""
+    for count in (usage.input, usage.cached, usage.output, usage.written):
+        if count is not None and not 0 <= count < MOST_CREDIBLE:
+            break
+    else:
+        return usage  # as nearly always; one call of a function instead of four
     return Usage(
-        input=credible_count(usage.input), cached=credible_count(usage.cached), output=credible_count(usage.output)
+        input=credible_count(usage.input),
+        cached=credible_count(usage.cached),
+        output=credible_count(usage.output),
+        written=credible_count(usage.written),
     )
 
 
@@ -102,4 +119,4 @@ def storable_name(text: str) -> str:
 
 def credible_count(tokens_reported: int | None) -> int | None:
     """Return a reported token count; None if it is impossible."""
-    return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < 2**31 else None
+    return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < MOST_CREDIBLE else None

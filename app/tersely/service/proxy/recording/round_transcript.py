@@ -55,7 +55,8 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     """The finished rounds of one call, the last one left out. ``tools`` are the names of Tersely's own.
 
     ``shown`` are the messages of the rounds as the client saw them, ``hidden`` those that the model is sent again.
-    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any.
+    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any. ``model`` is the newest
+    one that a reply named.
     """
 
     dialect: Dialect
@@ -65,6 +66,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     hidden: tuple[HiddenMessage, ...] = ()
     usage: bytes = b""
     last_usage: bytes = b""
+    model: str = ""
 
     @property
     def rounds(self) -> int:
@@ -81,7 +83,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         """The usage of the finished rounds, for a call that ends without a reply."""
         if not self.rounds:
             return NO_REPLY
-        return Reply(usage=self.usage, last_usage=self.last_usage, rounds=self.rounds + 1)
+        return Reply(model=self.model, usage=self.usage, last_usage=self.last_usage, rounds=self.rounds + 1)
 
     @property
     def messages(self) -> list[bytes]:
@@ -147,6 +149,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             hidden=(*self.hidden, called, *(HiddenMessage(raw=raw) for raw in results)),
             usage=add_usage(self.usage, reply.usage),
             last_usage=reply.usage or self.last_usage,
+            model=reply.model or self.model,
         )
 
     def combine(self, last: Reply, results: Sequence[bytes] = ()) -> CombinedReply:
@@ -178,6 +181,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         reply = replace(
             last,
             id=self.reply_id or last.id,
+            model=last.model or self.model,
             choices=choices,
             usage=add_usage(self.usage, last.usage),
             last_usage=(last.usage or self.last_usage) if self.hidden else b"",
