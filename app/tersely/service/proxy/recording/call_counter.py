@@ -13,6 +13,7 @@ from tersely.service.common.call_board import note_repairs
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.admission import charge
+from tersely.service.money.charges import Charge
 from tersely.service.proxy.preparing.stages import PreparedCall
 from tersely.store.commit.records import CallReport
 from tersely.strategies.pipeline import summarize_repairs
@@ -33,13 +34,24 @@ class CallCounter:
         self._metrics = metrics
         self._calibrations = calibrations
 
-    def count_call(self, prepared: PreparedCall, report: CallReport, *, is_one_round: bool) -> None:
-        """``is_one_round``: the model was asked once, so the reported tokens can be compared with the estimate."""
+    def count_call(
+        self,
+        prepared: PreparedCall,
+        report: CallReport,
+        estimate: Charge | None,
+        *,
+        is_one_round: bool,
+        is_answered: bool,
+    ) -> None:
+        """``is_one_round``: the model was asked once, so the reported tokens can be compared with the estimate.
+
+        ``estimate`` is charged if the host has not reported all of the usage. ``is_answered``: the host did not fail.
+        """
         metrics = self._metrics
         built = prepared.built
         if built is not None:
             context = built.context
-            self.count_tokens(report)
+            self.count_tokens(report, is_answered=is_answered)
             if built.starts_epoch:
                 metrics.epochs.labels(report.strategy, context.epoch.reason).inc()
                 metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
@@ -47,13 +59,14 @@ class CallCounter:
                 metrics.level_tokens.labels(level.name).observe(level.tokens)
                 metrics.level_messages.labels(level.name).observe(level.messages)
             self.count_repairs(context.repairs)
-        self.count_reported(report, prepared.call.tenant, prepared.request.model, is_one_round=is_one_round)
+        self.count_reported(report, estimate, prepared.call.tenant, prepared.request.model, is_one_round=is_one_round)
 
-    def count_tokens(self, report: CallReport) -> None:
+    def count_tokens(self, report: CallReport, *, is_answered: bool = True) -> None:
         metrics = self._metrics
         metrics.tally.observe(metrics.tokens_before, report.tokens_before)
         metrics.tally.observe(metrics.tokens_after, report.tokens_after)
-        metrics.tally.add(metrics.tokens_saved, max(0, report.tokens_before - report.tokens_after))
+        if is_answered:  # a client sends the request again: it would save its tokens twice
+            metrics.tally.add(metrics.tokens_saved, max(0, report.tokens_before - report.tokens_after))
 
     def count_repairs(self, repairs: Sequence[Repair]) -> None:
         if repairs:
@@ -61,10 +74,14 @@ class CallCounter:
             for kind, count in summarize_repairs(repairs).items():
                 self._metrics.repairs.labels(kind).inc(count)
 
-    def count_reported(self, report: CallReport, tenant: str, model: str, *, is_one_round: bool) -> None:
+    def count_reported(
+        self, report: CallReport, estimate: Charge | None, tenant: str, model: str, *, is_one_round: bool
+    ) -> None:
         metrics = self._metrics
-        sent = report.tokens_after if report.input_tokens is None else report.input_tokens
-        charge(sent + (report.output_tokens or 0), report.cost_sent)
+        if estimate is None:
+            charge((report.input_tokens or 0) + (report.output_tokens or 0), report.cost_sent)
+        elif estimate.tokens:  # a failed call does not show how large calls are
+            charge(estimate.tokens, estimate.money)
         add_fields(
             input_tokens=report.input_tokens,
             cached_tokens=report.cached_tokens,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from tersely.dialects.dialect import Dialect, Reply, Usage
 from tersely.domain.text.encodable import encodable
+from tersely.domain.tokens import estimate
+from tersely.service.money.charges import (
+    Charge,
+    charge_of,
+    credible_count,
+    credible_usage,
+    estimate_reply,
+    is_error,
+    is_reported,
+)
 from tersely.service.money.prices import Prices, scale_writes
 from tersely.service.proxy.sending.sent_call import SentCall
 from tersely.store.commit.records import CallReport
-
-MOST_CREDIBLE = 2**31
-"""Tokens. The columns hold fewer."""
 
 
 class CallReports:
@@ -35,8 +42,8 @@ class CallReports:
         tokens_new: int,
     ) -> CallReport:
         """Return the figures of a call. ``tokens_new``: those of the messages that the call adds to its session."""
-        usage = _credible(self._dialect.read_usage(reply.usage))
-        last = _credible(self._dialect.read_usage(reply.last_usage)) if reply.last_usage else usage
+        usage = credible_usage(self._dialect.read_usage(reply.usage))
+        last = credible_usage(self._dialect.read_usage(reply.last_usage)) if reply.last_usage else usage
         model, labels = sent_call.request.model, sent_call.labels
         cost_sent, cost_full = self._costs(model, reply.model, usage, tokens_before, tokens_after, tokens_new)
         return CallReport(
@@ -60,6 +67,33 @@ class CallReports:
             weight=_weigh(last, tokens_after),
             status=status,
             host=sent_call.call.host,
+        )
+
+    def estimate_charge(
+        self, sent_call: SentCall, reply: Reply, report: CallReport, *, is_whole: bool, is_answered: bool
+    ) -> Charge | None:
+        """Return the charge of a call whose usage the host has not reported, or not to its end; None: it has.
+
+        ``is_answered``: the host has begun its last reply, or was at work when the client left. A request that it
+        refused costs nothing. O(size of the reply).
+        """
+        usage = Usage(
+            input=report.input_tokens,
+            cached=report.cached_tokens,
+            output=report.output_tokens,
+            written=report.written_tokens,
+        )
+        if is_reported(usage, is_whole=is_whole and not reply.lacks_last_usage):
+            return None
+        price = self._prices.of_call(sent_call.request.model, reply.model, self._dialect.name)
+        is_answered = is_answered and not is_error(reply)
+        unreported = int(is_answered and reply.lacks_last_usage)
+        if usage.input is None:
+            unreported = reply.rounds - (not is_answered)
+        # Without a context, the client's own bytes were sent.
+        context = report.tokens_after or estimate(len(sent_call.body))
+        return charge_of(
+            usage, price, sent=unreported * context, answered=estimate_reply(self._dialect, reply) if is_answered else 0
         )
 
     def _costs(
@@ -97,26 +131,6 @@ def _weigh(last: Usage, sent: int) -> int | None:
     return credible_count((sent if last.input is None else last.input) + (last.output or 0))
 
 
-def _credible(usage: Usage) -> Usage:
-    """Return reported counts without impossible ones."""
-    for count in (usage.input, usage.cached, usage.output, usage.written):
-        if count is not None and not 0 <= count < MOST_CREDIBLE:
-            break
-    else:
-        return usage  # as nearly always; one call of a function instead of four
-    return Usage(
-        input=credible_count(usage.input),
-        cached=credible_count(usage.cached),
-        output=credible_count(usage.output),
-        written=credible_count(usage.written),
-    )
-
-
 def storable_name(text: str) -> str:
     """Return a name from outside as a column can hold it."""
     return encodable(text[:200]).replace("\0", "?")
-
-
-def credible_count(tokens_reported: int | None) -> int | None:
-    """Return a reported token count; None if it is impossible."""
-    return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < MOST_CREDIBLE else None

@@ -30,6 +30,7 @@ from tersely.service.context.sent_contexts import (
     describe,
     describe_added,
 )
+from tersely.service.money.charges import Charge, credible_count
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.durability.durable_writer import DurableWriter
 from tersely.service.proxy.live_calls.live_call import LiveCall, layers_of
@@ -38,7 +39,7 @@ from tersely.service.proxy.live_sessions.frames import count_volatile
 from tersely.service.proxy.preparing.request_building import own_sources
 from tersely.service.proxy.preparing.stages import IncomingCall, PreparedCall, RequestRecord
 from tersely.service.proxy.recording.call_counter import CallCounter
-from tersely.service.proxy.recording.call_reports import CallReports, credible_count, storable_name
+from tersely.service.proxy.recording.call_reports import CallReports, storable_name
 from tersely.service.proxy.recording.reply_records import OnIds, ReplyRecords, leaves_no_message
 from tersely.service.proxy.recording.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessages
 from tersely.service.proxy.sending.forwarding import ForwardedReply
@@ -180,9 +181,12 @@ class Recorder:
         """Store a live call in one write. Raises as `commit`."""
         call.disarm()
         write = self._live_write(call, reply, status)
-        self._counter.count_tokens(write.report)
+        report, estimate = write.report, None
+        if report.input_tokens is None or report.output_tokens is None:
+            estimate = self._reports.estimate_charge(call, reply, report, is_whole=True, is_answered=True)
+        self._counter.count_tokens(report)
         self._counter.count_repairs(call.live.repairs)
-        self._counter.count_reported(write.report, call.call.tenant, call.live.request.model, is_one_round=True)
+        self._counter.count_reported(report, estimate, call.call.tenant, call.live.request.model, is_one_round=True)
         tenant, session_id = call.call.tenant, call.live.session.id
         checked = self._live.now(tenant)
         try:
@@ -294,9 +298,11 @@ class Recorder:
         status: int,
         *,
         is_whole: bool,
+        is_answered: bool = True,
         hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
     ) -> None:
-        """Return when request and reply are on disk: in the database, or in the spool.
+        """Return when request and reply are on disk: in the database, or in the spool. ``is_answered``: the host has
+        begun to answer the last round.
 
         Raises `StoreUnavailable` if neither takes them, `NotFound` if their session has been deleted.
         """
@@ -304,11 +310,23 @@ class Recorder:
             await self._commit_live(sent, reply, status)
             return
         prepared = self.full(sent)
-        prepared, write = await run_in_thread_if_large(
+        is_answered = is_answered and status < 400
+        prepared, write, estimate = await run_in_thread_if_large(
             self._work_size(prepared, reply),
-            partial(self._reply_write, prepared, reply, status, is_whole=is_whole, hidden=hidden, now=self._clock()),
+            partial(
+                self._reply_write,
+                prepared,
+                reply,
+                status,
+                is_whole=is_whole,
+                is_answered=is_answered,
+                hidden=hidden,
+                now=self._clock(),
+            ),
         )
-        self._counter.count_call(prepared, write.report, is_one_round=reply.rounds == 1)
+        self._counter.count_call(
+            prepared, write.report, estimate, is_one_round=reply.rounds == 1, is_answered=is_answered
+        )
         if not is_whole:
             add_fields(outcome="interrupted")
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
@@ -338,11 +356,17 @@ class Recorder:
             self._known.forget(tenant, match.session_id)
 
     async def commit_partial(
-        self, prepared: SentCall, reply: Reply, status: int, *, hidden: HiddenMessages = NO_HIDDEN_MESSAGES
+        self,
+        prepared: SentCall,
+        reply: Reply,
+        status: int,
+        *,
+        is_answered: bool = True,
+        hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
     ) -> None:
         """Store an incomplete reply. A failure is logged: the client has got an error in any case."""
         try:
-            await self.commit(prepared, reply, status, is_whole=False, hidden=hidden)
+            await self.commit(prepared, reply, status, is_whole=False, is_answered=is_answered, hidden=hidden)
         except (StoreUnavailable, NotFound) as error:
             _log.warning("an incomplete reply was not stored: %s", error)
 
@@ -451,15 +475,15 @@ class Recorder:
         if prepared.record is None:
             return
         try:
-            await asyncio.shield(self._submit_reply(prepared, earlier, status))
+            await asyncio.shield(self._submit_reply(prepared, earlier, status, is_answered=False))
         except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             _log.warning("a failed call was not stored: %s", error)
 
     def record_failure(self, sent: SentCall, status: int | None, earlier: Reply = NO_REPLY) -> None:
-        """Record a failed call as `commit_failure`, without waiting for the store."""
+        """Record a call that its client left, as `commit_failure`, without waiting for the store."""
         prepared = self.full(sent)
         if prepared.record is not None:
-            self._submit_reply(prepared, earlier, status)
+            self._submit_reply(prepared, earlier, status, is_answered=True)
 
     def record_partial(
         self,
@@ -476,7 +500,7 @@ class Recorder:
 
         def submit(reply: Reply) -> asyncio.Future[StoredReply]:
             combined = combine(reply)
-            return self._submit_reply(prepared, combined.reply, status, hidden=combined.hidden)
+            return self._submit_reply(prepared, combined.reply, status, is_answered=True, hidden=combined.hidden)
 
         async def submit_later() -> None:
             with suppress(StoreUnavailable, Conflict, NotFound, ValueError):
@@ -493,10 +517,11 @@ class Recorder:
         reply: Reply,
         status: int | None,
         *,
+        is_answered: bool,
         hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
     ) -> asyncio.Future[StoredReply]:
         """Queue a reply that its client left, with the report of the call, and count both. A long reply is read in a
-        thread.
+        thread. ``is_answered``: see `CallReports.estimate_charge`.
 
         ``hidden`` messages are only stored with a reply: without one, the request may be sent again.
         """
@@ -506,13 +531,16 @@ class Recorder:
             reply,
             status,
             is_whole=False,
+            is_answered=is_answered,
             cut_off=CLIENT_LEFT,
             hidden=hidden,
             now=self._clock(),
         )
 
-        def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[StoredReply]:
-            self._counter.count_call(described, write.report, is_one_round=reply.rounds == 1)
+        def submit(described: PreparedCall, write: ReplyWrite, estimate: Charge | None) -> asyncio.Future[StoredReply]:
+            self._counter.count_call(
+                described, write.report, estimate, is_one_round=reply.rounds == 1, is_answered=is_answered
+            )
             return self._writer.submit(write)
 
         async def submit_later() -> StoredReply:
@@ -533,11 +561,14 @@ class Recorder:
         status: int | None,
         *,
         is_whole: bool,
+        is_answered: bool,
         hidden: HiddenMessages,
         now: datetime,
         cut_off: str = BROKE_OFF,
-    ) -> tuple[PreparedCall, ReplyWrite]:
-        """Return the reply for the store, and the call with the description of the body that was sent last."""
+    ) -> tuple[PreparedCall, ReplyWrite, Charge | None]:
+        """Return the call with the description of the body that was sent last, its reply for the store, and its charge
+        where that is estimated.
+        """
         request = prepared.record
         assert request is not None
         late: tuple[Attribute, ...] = ()
@@ -569,11 +600,12 @@ class Recorder:
                 self._records.hidden(each, prepared.request.model) for each in (hidden.before, hidden.after)
             )
             replies = [*before, *map(self._records.as_input, replies), *after]
+        report = self._report(prepared, request, reply, status)
         write = ReplyWrite(
             request=request.write,
             replies=replies,
             empty=empty,
-            report=self._report(prepared, request, reply, status),
+            report=report,
             started=prepared.started,
             now=now,
             # A reply without content is not stored, but the model was sent this context all the same.
@@ -581,7 +613,8 @@ class Recorder:
             attributes=late,
             request_stored=request.stored,
         )
-        return prepared, write
+        estimate = self._reports.estimate_charge(prepared, reply, report, is_whole=is_whole, is_answered=is_answered)
+        return prepared, write, estimate
 
     def _report(self, prepared: PreparedCall, request: RequestRecord, reply: Reply, status: int | None) -> CallReport:
         """Report a call of the full path by its context. Without one nothing was counted."""

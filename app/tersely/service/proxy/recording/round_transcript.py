@@ -83,7 +83,13 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
         """The usage of the finished rounds, for a call that ends without a reply."""
         if not self.rounds:
             return NO_REPLY
-        return Reply(model=self.model, usage=self.usage, last_usage=self.last_usage, rounds=self.rounds + 1)
+        return Reply(
+            model=self.model,
+            usage=self.usage,
+            last_usage=self.last_usage,
+            lacks_last_usage=bool(self.usage),
+            rounds=self.rounds + 1,
+        )
 
     @property
     def messages(self) -> list[bytes]:
@@ -185,6 +191,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             choices=choices,
             usage=add_usage(self.usage, last.usage),
             last_usage=(last.usage or self.last_usage) if self.hidden else b"",
+            lacks_last_usage=bool(self.usage) and not last.usage,
             rounds=self.rounds + 1,
         )
         return CombinedReply(reply=reply, hidden=hidden, client_message=client)
@@ -199,6 +206,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             id=self.reply_id or last.id,
             usage=add_usage(self.usage, last.usage),
             last_usage=(last.usage or self.last_usage) if self.hidden else b"",
+            lacks_last_usage=bool(self.usage) and not last.usage,
             rounds=self.rounds + 1,
         )
         if self.shown:

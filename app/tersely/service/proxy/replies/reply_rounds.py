@@ -212,7 +212,7 @@ class StreamRelay:
             self._ended_at = steps.timer.now()
             rest = stream.break_off()
             if not self._is_committed:
-                await self._commit_partial()
+                await self._commit_partial(is_answered=stream.size > 0)
             if not (stream.is_between_events and self._has_events):
                 raise  # half an event has been sent: the client's connection breaks as the host's did
             yield rest + _error_event(steps.dialect, error)
@@ -308,12 +308,17 @@ class StreamRelay:
             self._prepared, combined.reply, self._status, is_whole=reply.is_complete, hidden=combined.hidden
         )
 
-    async def _commit_partial(self) -> None:
-        """Commit an incomplete reply. The client gets an error, or the rest of the reply, in any case."""
+    async def _commit_partial(self, *, is_answered: bool = True) -> None:
+        """Commit an incomplete reply. The client gets an error, or the rest of the reply, in any case.
+
+        ``is_answered``: something of the last round has come.
+        """
         self._is_committed = True
         stream = self._stream
         combined = await run_in_thread_if_large(stream.size, self._transcript.combine, await stream.reply())
-        await self._steps.recorder.commit_partial(self._prepared, combined.reply, self._status, hidden=combined.hidden)
+        await self._steps.recorder.commit_partial(
+            self._prepared, combined.reply, self._status, is_answered=is_answered, hidden=combined.hidden
+        )
 
     async def _record_refusal(self, following: StartedReply) -> bytes:
         """Record that the host refused a further round; return the event that tells the client."""
