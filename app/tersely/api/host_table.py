@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-import msgspec
-
-from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.members import split_body
-from tersely.domain.errors import InvalidRequest, NotFound
+from tersely.domain.errors import NotFound
 from tersely.domain.messages import Dialect as DialectName
 from tersely.service.proxy.proxy import Proxy
 from tersely.service.proxy.sending.account_access import AccountAccess
@@ -45,10 +41,6 @@ class Destination:
     proxy: Proxy
     access: AccountAccess | None
     name: str = ""
-
-
-class _Model(msgspec.Struct):
-    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +90,3 @@ def split_name(path: str) -> tuple[str, str]:
     """Return the name of the host in a path, and the rest; an empty name and the path where there is none."""
     found = _NAMED.fullmatch(path)
     return (found["name"], found["rest"]) if found is not None else ("", path)
-
-
-def model_in(body: bytes, *, must_be_json: bool) -> str:
-    """Return the model that a request's body names; empty if it names none.
-
-    Raises `InvalidRequest` where a body that ``must_be_json`` cannot be read: no host gets what may be meant for
-    another.
-    """
-    try:
-        return msgspec.json.decode(body, type=_Model).model
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return raw_json.string(split_body(body).get("model")) if body else ""
-    except InvalidRequest:
-        if must_be_json:
-            raise
-        return ""

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 
 from tersely.api.errors import in_dialect, problem
-from tersely.api.host_table import Destination, HostTable, model_in, split_name
+from tersely.api.host_table import Destination, HostTable, split_name
 from tersely.api.request_heads import RequestHead, RequestHeads
 from tersely.api.routes import PREFIXES, Target
 from tersely.api.transport.body import RESERVATION, App, BodyBudget, Disconnected, Receive, Scope, Send, read_body
@@ -26,6 +26,7 @@ from tersely.dialects.account_routes import AllowedRoute
 from tersely.dialects.dialect import Dialect, ErrorDescription
 from tersely.dialects.headers import Headers, own_headers, without_account_headers
 from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
+from tersely.dialects.wire.members import model_in
 from tersely.domain.errors import InvalidRequest, ShuttingDown, TerselyError, UpstreamUnavailable
 from tersely.service.common.auth import Auth
 from tersely.service.common.call_board import CallBoard, RunningCall
@@ -336,6 +337,7 @@ async def _model_of(request_head: RequestHead, body: bytes) -> str:
         return ""
     if request_head.is_compressed:
         raise InvalidRequest("the model chooses the host, and compressed bodies are not read: send it uncompressed")
+    # Where a body cannot be read, no host gets what may be meant for another.
     read = partial(model_in, body, must_be_json=request_head.body == "json")
     return await run_in_thread_if_large(len(body), read)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 
@@ -17,6 +19,27 @@ def split_body(body: bytes) -> dict[str, bytes]:
         raise InvalidRequest("The JSON of the request body is nested too deep.") from error
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+
+
+class _Model(msgspec.Struct):
+    model: str = ""
+
+
+def model_in(body: bytes, *, must_be_json: bool) -> str:
+    """Return the model that a body names; empty if it names none.
+
+    Raises `InvalidRequest` if a body that ``must_be_json`` cannot be read.
+    """
+    try:
+        return msgspec.json.decode(body, type=_Model).model
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return raw_json.string(split_body(body).get("model")) if body else ""
+    except InvalidRequest:
+        if must_be_json:
+            raise
+        return ""
 
 
 def append_items(array: bytes | None, items: Sequence[object]) -> bytes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from tersely.dialects.dialect import UNCHANGED, Dialect, ErrorDescription, Reply
+from tersely.dialects.dialect import NO_REPLY, UNCHANGED, Dialect, ErrorDescription, Reply
 from tersely.dialects.headers import Headers, downstream_headers
+from tersely.dialects.wire.members import model_in
 from tersely.dialects.wire.sse import DataLines
 from tersely.domain.errors import ShuttingDown, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT
@@ -18,6 +20,15 @@ from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.limits.admission import charge, is_charged
+from tersely.service.money.charges import (
+    Charge,
+    charge_of,
+    credible_usage,
+    estimate_reply,
+    estimate_request,
+    is_error,
+    is_reported,
+)
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.call.call import Call, ContextKind, ContextLabels, ProxyResponse
 from tersely.service.proxy.call.call_timer import CallTimer
@@ -32,11 +43,15 @@ _log = logging.getLogger(__name__)
 
 
 class ForwardedReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply as the client got it, as far as it could be read. ``cut_off``: how it ended if it is not whole."""
+    """A reply as the client got it, as far as it could be read. ``cut_off``: how it ended if it is not whole.
+
+    ``unparsed`` are bytes that have come besides: the beginning of a reply that is not streamed.
+    """
 
     reply: Reply
     status: int
     cut_off: str | None = None
+    unparsed: int = 0
 
 
 OnReply = Callable[[ForwardedReply], Coroutine[Any, Any, None]]
@@ -87,11 +102,16 @@ class Forwarder:
         """
         sent_at = self._timer.now()
         labels = ContextLabels(context=kind, overhead_ms=self._timer.overhead_ms(call, sent_at))
-        if is_charged():
-            on_reply = self._charging(on_reply)
-        reply = await self._sender.send(call, call.body)
+        count = partial(self._count, call) if is_charged() else None
+        try:
+            reply = await self._sender.send(call, call.body)
+        except asyncio.CancelledError:
+            if count is not None:  # the client is gone, and the host was at work
+                self._start(count(ForwardedReply(reply=NO_REPLY, status=200, cut_off=CLIENT_LEFT)))
+            raise
         if reply_id and not call.options.bypass and (reply.status, reply.content_type) == (200, JSON):
             return await self._restore(call, reply, reply_id, labels, sent_at)
+        on_reply = _each(count, on_reply)
         if on_reply is not None:
             reply.unpack(self._max_reply)
         is_data_only = takes_data_only(self._dialect, reply, self._max_reply)
@@ -129,20 +149,25 @@ class Forwarder:
             status=reply.status, headers=downstream_headers(reply.headers) + labels.headers(), body=body
         )
 
-    def _charging(self, on_reply: OnReply | None) -> OnReply:
-        """Return what counts a reply towards the tenant's limits, and calls ``on_reply``."""
+    async def _count(self, call: Call, forwarded: ForwardedReply) -> None:
+        """Count a reply towards the tenant's limits."""
+        reply = forwarded.reply
+        size = len(call.body) + sum(map(len, reply.unread)) + sum(len(each.model_message) for each in reply.choices)
+        found = await run_in_thread_if_large(size, self._charge, call, forwarded)
+        if found.tokens:
+            charge(found.tokens, found.money)
 
-        async def count(forwarded: ForwardedReply) -> None:
-            reply = forwarded.reply
-            usage = self._dialect.read_usage(reply.usage)
-            price = self._prices.of(reply.model, self._dialect.name)
-            sent, cached, output = (max(0, each or 0) for each in (usage.input, usage.cached, usage.output))
-            money = None if price is None else price.cost(input_tokens=sent, cached=cached, output=output)
-            charge(sent + output, money)
-            if on_reply is not None:
-                await on_reply(forwarded)
-
-        return count
+    def _charge(self, call: Call, forwarded: ForwardedReply) -> Charge:
+        """Return the use of a call. O(size of request and reply)."""
+        dialect, reply = self._dialect, forwarded.reply
+        usage = credible_usage(dialect.read_usage(reply.usage))
+        requested = call.model or model_in(call.body, must_be_json=False)
+        price = self._prices.of_call(requested, reply.model, dialect.name)
+        if is_reported(usage, is_whole=forwarded.cut_off is None) or is_error(reply):
+            return charge_of(usage, price)
+        is_packed = call.header_map.get("content-encoding", "identity") != "identity"
+        sent = estimate_request(dialect, call.body, is_packed=is_packed) if usage.input is None else 0
+        return charge_of(usage, price, sent=sent, answered=estimate_reply(dialect, reply, forwarded.unparsed))
 
     async def _relay(
         self, call: Call, reply: UpstreamReply, sent_at: float, on_reply: OnReply | None, *, streams: bool
@@ -172,20 +197,30 @@ class Forwarder:
             self._timer.observe(call, sent_at, self._timer.now())
 
     async def _relay_whole(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncGenerator[bytes, None]:
-        """Yield a reply that is not streamed. ``on_reply`` is called before its end, or at the size limit."""
+        """Yield a reply that is not streamed. ``on_reply`` is called before its end, at the size limit, or without its
+        bytes where it breaks off.
+        """
         whole: list[bytes] = []
         held = b""
         size = 0
-        async for chunk in reply.chunks():
-            was_read, size = size <= self._max_reply, size + len(chunk)
-            if held:
-                yield held
-            held = chunk
-            if was_read:
-                whole.append(chunk)
-                if size > self._max_reply:
-                    await on_reply(ForwardedReply(reply=Reply(unread=(b"".join(whole),)), status=reply.status))
-                    whole.clear()
+        try:
+            async for chunk in reply.chunks():
+                was_read, size = size <= self._max_reply, size + len(chunk)
+                if held:
+                    yield held
+                held = chunk
+                if was_read:
+                    whole.append(chunk)
+                    if size > self._max_reply:
+                        await on_reply(ForwardedReply(reply=Reply(unread=(b"".join(whole),)), status=reply.status))
+                        whole.clear()
+        except BaseException as error:
+            if size <= self._max_reply:
+                cut_off = BROKE_OFF if isinstance(error, UpstreamUnavailable) else CLIENT_LEFT
+                self._start(
+                    on_reply(ForwardedReply(reply=NO_REPLY, status=reply.status, cut_off=cut_off, unparsed=size))
+                )
+            raise
         if size <= self._max_reply:
             _, found = await run_in_thread_if_large(size, self._dialect.split_reply, b"".join(whole), UNCHANGED)
             await on_reply(ForwardedReply(reply=found, status=reply.status))
@@ -231,6 +266,18 @@ class Forwarder:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _each(first: OnReply | None, second: OnReply | None) -> OnReply | None:
+    """Return what calls both, in this order."""
+    if first is None or second is None:
+        return first or second
+
+    async def call_both(forwarded: ForwardedReply) -> None:
+        await first(forwarded)
+        await second(forwarded)
+
+    return call_both
 
 
 def takes_data_only(dialect: Dialect, reply: UpstreamReply, max_reply: int) -> bool:
