@@ -9,12 +9,29 @@ from tersely.dialects.headers import (
     GOOGLE_KEY,
     Headers,
     downstream_headers,
+    is_packed,
     key_header,
     own_headers,
     upstream_headers,
     without_account_headers,
 )
 from tersely.domain.messages import Dialect
+
+
+@pytest.mark.parametrize(
+    ("values", "packed"),
+    [
+        ((), False),
+        (("",), False),
+        (("IDENTITY",), False),
+        (("identity ,",), False),
+        (("gzip",), True),
+        (("identity, br",), True),
+        (("zstd", "identity"), True),
+    ],
+)
+def test_body_is_packed_unless_all_its_codings_are_identity(values: tuple[str, ...], packed: bool) -> None:
+    assert is_packed([("content-type", "gzip"), *(("content-encoding", each) for each in values)]) is packed
 
 
 def test_the_callers_key_passes_where_the_operator_has_none() -> None:

@@ -18,8 +18,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed request. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
 
     ``response_format`` is one that constrains the reply's text. ``is_text``: the reply is text, not sound or an image.
-    ``unreadable`` says why the messages could not be parsed; then ``messages`` is empty and the request can only be
-    forwarded. ``include_usage``: the client asked for the usage of a stream. ``max_tokens`` limits the reply.
+    ``unreadable`` says why the messages could not be parsed; then ``messages`` is empty, and the request is forwarded
+    or, if it names its session, refused. ``include_usage``: the client asked for the usage of a stream. ``max_tokens``
+    limits the reply.
 
     ``ids`` are members by which a client names its own sessions, by name. ``reply_id`` and ``conversation`` reference a
     history that the request does not contain and that the provider may have stored. ``is_stored``: the provider is to

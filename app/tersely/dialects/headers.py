@@ -74,6 +74,14 @@ _NOT_DOWNSTREAM_PREFIXES = (PREFIX, "access-control-")
 NOT_DOWNSTREAM = HOP_BY_HOP | {"set-cookie", "alt-svc", "strict-transport-security", "server", "date"}
 
 
+def is_packed(headers: Iterable[tuple[str, str]]) -> bool:
+    """Return whether headers say that the body is compressed (RFC 9110, section 8.4), so that it cannot be read. Names
+    in lower case.
+    """
+    codings = [each for name, value in headers if name == "content-encoding" for each in value.split(",")]
+    return any(each.strip().lower() not in ("", "identity") for each in codings)
+
+
 def key_header(dialect: Dialect, key: str) -> tuple[str, str]:
     """Return the header by which a provider is given a key."""
     match dialect:

@@ -30,7 +30,7 @@ from tersely.dialects.clients.command_traces import command_in
 from tersely.dialects.dialect import Dialect, Request
 from tersely.dialects.headers import CREDENTIALS, downstream_headers
 from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
-from tersely.domain.errors import StoreUnavailable, UpstreamUnavailable
+from tersely.domain.errors import InvalidRequest, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.history.history import EpochInputs
 from tersely.domain.messages import searchable_text
 from tersely.service.common import tokens
@@ -82,6 +82,9 @@ from tersely.strategies.prefetch import prefetches_summaries
 from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 
 _log = logging.getLogger(__name__)
+
+# Characters of an error that say why a request cannot be read: it may quote the request.
+MAX_REASON = 300
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,16 +245,16 @@ class Proxy:
     async def converse(self, call: Call) -> ProxyResponse:
         """Relay a model call with a context of its own, and store it.
 
-        Raises `InvalidRequest` for a body that cannot be read, `TooLarge` for a list with too many elements in it,
-        `UpstreamUnavailable`, and `StoreUnavailable` if failing
-        open is off, or if the request does not carry its history.
+        Raises `InvalidRequest` for a body that cannot be read, and for messages that cannot be read where the call
+        names its session, `TooLarge` for a list with too many elements, `UpstreamUnavailable`, and `StoreUnavailable`
+        if failing open is off, or if the request does not carry its history.
         """
         if self._config.host:
             call = structs.replace(call, host=self._config.host)
         if call.options.bypass:
             return await self._forwarder.forward(call, "bypass")
-        if call.header_map.get("content-encoding", "identity") != "identity":
-            return await self._forwarder.forward(call)
+        if call.is_packed:
+            return await self._forward_unread(call, "its body is compressed: send it without Content-Encoding")
         options = call.options
         self._shared.configs.check(strategy=options.strategy, epoch=options.epoch, shadow=options.shadow)
         live = await self._prepare_live(call)
@@ -284,7 +287,7 @@ class Proxy:
                 len(call.body), self._chat.without_traces, call, request, self._dialect
             )
         if request.unreadable is not None or not request.messages:
-            return await self._forwarder.forward(call)
+            return await self._forward_unread(call, request.unreadable or "it has no messages")
         side_call = clients.side_call(
             call.header_map,
             request.messages,
@@ -534,6 +537,19 @@ class Proxy:
         )
 
     # Calls that take none of these steps, or the first alone
+
+    async def _forward_unread(self, call: Call, reason: str) -> ProxyResponse:
+        """Forward a call whose messages cannot be read; ``reason`` says why.
+
+        Raises `InvalidRequest` if the call names its session: it may be a delta, which nobody can complete.
+        """
+        if call.options.session_id is not None:
+            raise InvalidRequest(
+                "X-Tersely-Session names a session, whose history cannot be added to this request: "
+                + reason[:MAX_REASON],
+                field="X-Tersely-Session",
+            )
+        return await self._forwarder.forward(call)
 
     async def _forward_side_call(self, call: Call, request: Request, kind: clients.SideCall) -> ProxyResponse:
         """Forward a call beside the conversation. The reply to a client's own summary call is remembered for a while:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tersely.dialects.headers import Headers
+from tersely.dialects.headers import Headers, is_packed
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import check_session_id
 
@@ -55,6 +55,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, str] | None = self.by_headers.get(dict)
         if found is None:
             found = self.by_headers[dict] = dict(self.headers)
+        return found
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the body is compressed, by its headers."""
+        found: bool | None = self.by_headers.get(is_packed)
+        if found is None:
+            found = self.by_headers[is_packed] = is_packed(self.headers)
         return found
 
 

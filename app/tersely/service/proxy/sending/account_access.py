@@ -87,10 +87,9 @@ class AccountAccess:
         await self._check(call.tenant, [AccountId(id=name, field="") for name in route.ids], is_fresh=route.lists)
         if not call.body:
             return []
-        headers = call.header_map
-        if headers.get("content-encoding", "identity") != "identity":
+        if call.is_packed:
             raise InvalidRequest("a compressed body cannot be checked: send it without Content-Encoding")
-        if route.takes_forms and headers.get("content-type", "").lower().lstrip().startswith("multipart/"):
+        if route.takes_forms and call.header_map.get("content-type", "").lower().lstrip().startswith("multipart/"):
             return []
         if dialect == "openai_chat" and path != CHAT_PATH:
             dialect = "openai_responses"  # their ids may stand in every other body of this provider
