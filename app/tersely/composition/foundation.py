@@ -124,6 +124,7 @@ def build_foundation(
     page_builder = PageBuilder(searcher.build_pages)
     tail_cache = TailCache(settings.session_cache_budget)
     writer = Writer(database, tail_cache=tail_cache, on_full_pages=page_builder.schedule)
+    database.flush_with(writer.flush)
     return Foundation(
         clock=clock,
         database=database,

@@ -34,6 +34,7 @@ class ArtifactRemoval:
         context starts an epoch. Raises `InvalidRequest` and `NotFound`.
         """
         digest = digest_of(sha256)
+        await self._database.flush(tenant, None)
         async with self._database.reading(tenant) as connection:
             messages = await artifacts.messages_with(connection, tenant, digest)
         if not messages:
@@ -42,7 +43,7 @@ class ArtifactRemoval:
             await self._delete_from(tenant, session_id, seq, sha256)
 
     async def _delete_from(self, tenant: str, session_id: str, seq: int, sha256: str) -> None:
-        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+        async with self._database.edit(tenant, session_id, limit=DELETE_LIMIT) as connection:
             session = await turns.lock(connection, tenant, session_id)
             found = await messages.content(connection, tenant, session_id, [seq]) if session is not None else []
             if session is None or not found or found[0].status == "removed":

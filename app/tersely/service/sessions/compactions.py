@@ -110,6 +110,7 @@ class Compactions:
 
         Raises `Conflict` when another replica is at work on the session for too long, or it is in heavy use.
         """
+        await self._database.flush(tenant, session_id)
         async with self._database.reading(tenant) as connection:
             session = await _require(connection, tenant, session_id)
             last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
@@ -164,6 +165,7 @@ class Compactions:
         async def empty_state(connection: Connection) -> None:
             await states.add(connection, tenant, session_id, "", "client", self._clock())
 
+        await self._database.flush(tenant, session_id)
         async with self._database.reading(tenant) as connection:
             session = await _require(connection, tenant, session_id)
             options = await _with_model(connection, tenant, session_id, options)
@@ -197,6 +199,7 @@ class Compactions:
         or if it fails, `Conflict` names what to do. None for a session without messages. Raises `Conflict` also as
         `compact` does.
         """
+        await self._database.flush(tenant, session_id)
         async with self._database.reading(tenant) as connection:
             session = await _require(connection, tenant, session_id)
             before = await states.newest(connection, tenant, session_id)
@@ -212,7 +215,7 @@ class Compactions:
         if done.summary is None or done.summary.source != "model":
             raise Conflict(f"the state block {left}, because the model failed: {done.error}; try again later")
         text = _block_in(done.summary.text)
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
                 raise NotFound("there is no such session")
             return await states.add(connection, tenant, session_id, text, "rebuilt", self._clock())

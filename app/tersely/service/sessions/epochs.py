@@ -391,7 +391,7 @@ class EpochStarter:
             states=built.states,
             memory=memory,
         )
-        async with self._database.transaction(tenant, limit=LIMIT) as connection:
+        async with self._database.edit(tenant, session.id, limit=LIMIT) as connection:
             is_started = await epochs.start(connection, tenant, session, new, budget.now)
             if is_started and extra_write is not None:
                 await extra_write(connection)

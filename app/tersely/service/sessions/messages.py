@@ -163,6 +163,7 @@ class Messages:
         read = await run_in_thread_if_large(size, read_messages, raws, target)
         now = self._clock()
         created = () if times is None else read_times(times, len(raws), now)
+        await self._database.flush(tenant, session_id)
         before = await self._read_state(tenant, session_id, read, target)
         session = before.session
         batch = await run_in_thread_if_large(size, _take_out, read, target, before.tags)

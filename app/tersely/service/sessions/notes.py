@@ -50,7 +50,7 @@ class Notes:
         if len(text) > MAX_BLOCK:
             raise TooLarge(f"a state has at most {MAX_BLOCK} characters, not {len(text)}", field="text")
         now = self._clock()
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             await _edit(connection, tenant, session_id, now)
             return await states.add(connection, tenant, session_id, text, "client", now)
 
@@ -70,7 +70,7 @@ class Notes:
 
     async def _write(self, tenant: str, session_id: str, text: str, *, appends: bool, by_model: bool) -> Scratchpad:
         now = self._clock()
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             if not by_model:
                 await _edit(connection, tenant, session_id, now)
             elif await turns.lock(connection, tenant, session_id) is None:

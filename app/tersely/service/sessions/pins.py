@@ -33,7 +33,7 @@ class Pins:
 
     async def pin(self, tenant: str, session_id: str, seq: int, *, pinned: bool) -> StoredMessage:
         """Pin a message, even if it was cut long ago, or unpin it."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             return await self.pin_within(connection, tenant, session_id, seq, pinned=pinned)
 
     async def pin_within(
@@ -48,7 +48,7 @@ class Pins:
 
     async def set_priority(self, tenant: str, session_id: str, seq: int, priority: int) -> StoredMessage:
         """Set the priority of a message, 0 to 100; from 75 on it counts as important. Raises `InvalidRequest`."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             return await self.set_priority_within(connection, tenant, session_id, seq, priority)
 
     async def set_priority_within(

@@ -134,7 +134,7 @@ class Previews:
         """
         found: list[Preview] = []
         with suppress(_RolledBack):
-            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+            async with self._database.edit(tenant, session_id, limit=LIMIT) as connection:
                 await change(connection)
                 found.append(await self._build(_TransactionSource(connection), tenant, session_id, PreviewRequest()))
                 raise _RolledBack

@@ -115,7 +115,7 @@ class Sessions:
 
     async def change(self, tenant: str, session_id: str, given: SessionChange) -> Session:
         """Change the configuration; the next context follows it."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             session = await turns.lock(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
@@ -151,7 +151,7 @@ class Sessions:
 
     async def delete(self, tenant: str, session_id: str) -> None:
         """Delete a session with all its data."""
-        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+        async with self._database.edit(tenant, session_id, limit=DELETE_LIMIT) as connection:
             if not await sessions.delete(connection, tenant, session_id):
                 raise NotFound("there is no such session")
             await memory.forget_session(connection, tenant, session_id)
@@ -189,7 +189,7 @@ class Sessions:
 
     async def drop(self, tenant: str, session_id: str, turn: int) -> TurnRow:
         """Hide a turn from every context. A hidden turn stays unchanged."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
             memory_runs = await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
@@ -207,7 +207,7 @@ class Sessions:
 
     async def undo(self, tenant: str, session_id: str, *, expected: int | None = None) -> TurnRow:
         """Take the last turn back. `Conflict` when there is none, or when it is not the ``expected`` one."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             session = await _lock(connection, tenant, session_id)
             _, turn = await messages.last_link(connection, tenant, session_id)
             if expected is not None and turn != expected:
@@ -222,7 +222,7 @@ class Sessions:
 
     async def remove(self, tenant: str, session_id: str, turn: int) -> None:
         """Remove a turn's content for good."""
-        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+        async with self._database.edit(tenant, session_id, limit=DELETE_LIMIT) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
             memory_runs = await turns.remove(connection, tenant, session, turn, self._clock())

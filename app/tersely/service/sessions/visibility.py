@@ -46,7 +46,7 @@ class Visibility:
         to tools of Tersely's own.
         """
         ranges: list[tuple[Run, ...]] = []
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.edit(tenant, session_id) as connection:
             session = await turns.lock(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")

@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import asyncpg
 import msgspec
@@ -51,6 +51,15 @@ HOLD = 2.0
 _Lane = tuple[str, bool]
 
 
+class DeferredCall(Protocol):
+    """A call whose request is submitted with its reply, or when that takes long."""
+
+    @property
+    def write(self) -> RequestWrite:
+        """The request."""
+        ...
+
+
 class _Job(msgspec.Struct):
     write: Write
     done: asyncio.Future[Any]
@@ -86,8 +95,10 @@ class Writer:
         self._retried: list[deque[_Job]] = []
         # Requests that wait for their replies, with the timers that end the wait.
         self._held: dict[tuple[str, str], tuple[_Job, asyncio.TimerHandle]] = {}
-        # Of each session that has writes under way: in which lane, and how many.
-        self._sessions: dict[tuple[str, str], tuple[_Lane, int]] = {}
+        # Of each session that has writes under way: in which lane, how many, and the end of the last one.
+        self._sessions: dict[tuple[str, str], tuple[_Lane, int, asyncio.Future[Any]]] = {}
+        # Calls that have not submitted their requests, with what does that. Their callers add and remove them.
+        self.deferred: dict[DeferredCall, Callable[[Any], None]] = {}
         self._lanes = lanes
         # Slots by the group of servers that fail together, and by whether they are for large writes.
         self._slots: dict[tuple[object, bool], Slots] = {}
@@ -111,9 +122,9 @@ class Writer:
         loop = asyncio.get_running_loop()
         request = request_of(write)
         session = request.tenant, session_id_of(write)
-        lane, others = self._sessions.get(session) or ((request.tenant, is_large(request)), 0)
-        self._sessions[session] = lane, others + 1
         job = _Job(write, loop.create_future())
+        lane, others, _ = self._sessions.get(session) or ((request.tenant, is_large(request)), 0, None)
+        self._sessions[session] = lane, others + 1, job.done
         job.done.add_done_callback(partial(self._on_done, session))
         self._queue_held(session, lane)
         if isinstance(write, RequestWrite) and write.whole is not None:
@@ -138,6 +149,23 @@ class Writer:
         if held is not None and held[0].write is write:
             self._release((write.tenant, write.session_id))
 
+    async def flush(self, tenant: str, session_id: str | None) -> None:
+        """Write what waits for replies in a session (None: in all sessions of the tenant). Return when that, and what
+        was under way, is written or has failed.
+        """
+
+        def is_wanted(session: tuple[str, str]) -> bool:
+            return session[0] == tenant and session_id in (None, session[1])
+
+        for call, submit in list(self.deferred.items()):
+            if is_wanted((call.write.tenant, call.write.session_id)):
+                submit(call)
+        for session in filter(is_wanted, list(self._held)):
+            self._release(session)
+        # The writes of a session keep their order.
+        if last := [self._sessions[session][2] for session in filter(is_wanted, self._sessions)]:
+            await asyncio.wait(last)
+
     def _queue_held(self, session: tuple[str, str], lane: _Lane) -> None:
         held = self._held.pop(session, None)
         if held is not None:
@@ -146,7 +174,7 @@ class Writer:
             self._queues[lane].append(job)
 
     def _release(self, session: tuple[str, str]) -> None:
-        lane, _ = self._sessions[session]
+        lane, _, _ = self._sessions[session]
         self._queue_held(session, lane)
         self._start(lane)
 
@@ -170,9 +198,9 @@ class Writer:
 
     def _on_done(self, session: tuple[str, str], done: asyncio.Future[Any]) -> None:
         """Retrieve the error of a failed write, in case that its caller no longer waits."""
-        lane, count = self._sessions.pop(session)
+        lane, count, last = self._sessions.pop(session)
         if count > 1:
-            self._sessions[session] = lane, count - 1
+            self._sessions[session] = lane, count - 1, last
         if not done.cancelled():
             done.exception()
 

@@ -20,6 +20,9 @@ __all__ = ["TENANT", "Connection", "Database", "refusal", "to_json"]
 
 T = TypeVar("T")
 
+# Writes what this process holds back of a tenant's session (None: of all its sessions), and waits for it.
+Flush = Callable[[str, str | None], Awaitable[None]]
+
 
 class Database:
     """Postgres: one server, or a distributed one (`tersely.store.db.cluster`), which the first transaction finds out.
@@ -39,6 +42,7 @@ class Database:
         self._asking: asyncio.Task[None] | None = None
         self._plan_cache_mode = ""
         self._changes: Counter[str] = Counter()
+        self._flush: Flush | None = None
 
     def _connect(self, kind: ServerKind, address: Address) -> DatabaseServer:
         return DatabaseServer(
@@ -152,6 +156,26 @@ class Database:
                 yield connection
         finally:
             self._changes[tenant] += 1
+
+    def flush_with(self, flush: Flush) -> None:
+        """Have ``flush`` called before each edit."""
+        self._flush = flush
+
+    async def flush(self, tenant: str, session_id: str | None) -> None:
+        """Return when everything that this process has received of a session (None: of all of the tenant's) is in the
+        database, or cannot be written. To be called before a session is read for an edit.
+        """
+        if self._flush is not None:
+            await self._flush(tenant, session_id)
+
+    @asynccontextmanager
+    async def edit(self, tenant: str, session_id: str, *, limit: float | None = None) -> AsyncIterator[Connection]:
+        """Return a `transaction` for an edit of a session, after a `flush`: the edit finds the messages of calls that
+        are under way.
+        """
+        await self.flush(tenant, session_id)
+        async with self.transaction(tenant, limit=limit) as connection:
+            yield connection
 
     def changes(self, tenant: str) -> int:
         """Return a number that is another one after each transaction of this process that may have changed a row of

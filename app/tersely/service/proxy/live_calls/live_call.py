@@ -117,12 +117,6 @@ class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """See `PreparedCall`."""
         return b"" if self.pieces[0] is self.call.body else self.call.body
 
-    def disarm(self) -> None:
-        """Have the request stored together with the reply."""
-        if self.alarm is not None:
-            self.alarm.cancel()
-            self.alarm = None
-
 
 def tokens_before(live: LiveSession, sums: ContextSums) -> int:
     """Return the tokens of the whole history, as the report of the full path has them."""

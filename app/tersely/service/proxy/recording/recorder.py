@@ -155,22 +155,29 @@ class Recorder:
             self._store_early(call)  # another call of the session, on any replica, must find this question
         else:
             call.alarm = asyncio.get_running_loop().call_later(HOLD, self._store_early, call)
+            self._writer.deferred[call] = self._store_early  # an edit of the session must find this question
 
     def _store_early(self, call: LiveCall) -> None:
-        call.alarm = None
         self.full(call)
         self._writer.hurry(call.write)
+
+    def _disarm(self, call: LiveCall) -> None:
+        """Have the request stored with what is submitted next."""
+        self._writer.deferred.pop(call, None)
+        if call.alarm is not None:
+            call.alarm.cancel()
+            call.alarm = None
 
     def full(self, call: SentCall) -> PreparedCall:
         """Return a call as the full path prepares and records it."""
         if not isinstance(call, LiveCall):
             return call
-        call.disarm()
+        self._disarm(call)
         if call.prepared is None:
             self._live.forget(call)
             if call.description is None:
                 self.describe_live(call)
-                call.disarm()
+                self._disarm(call)
             assert call.description is not None
             description = structs.replace(call.description, body=call.body)
             record = RequestRecord(write=call.write, description=description, stored=self._writer.submit(call.write))
@@ -179,7 +186,7 @@ class Recorder:
 
     async def _commit_live(self, call: LiveCall, reply: Reply, status: int) -> None:
         """Store a live call in one write. Raises as `commit`."""
-        call.disarm()
+        self._disarm(call)
         write = self._live_write(call, reply, status)
         report, estimate = write.report, None
         if report.input_tokens is None or report.output_tokens is None:
