@@ -151,7 +151,7 @@ class Writer:
 
     async def flush(self, tenant: str, session_id: str | None) -> None:
         """Write what waits for replies in a session (None: in all sessions of the tenant). Return when that, and what
-        was under way, is written or has failed.
+        was under way, is written or has failed, at the latest after the time limit of a transaction.
         """
 
         def is_wanted(session: tuple[str, str]) -> bool:
@@ -164,7 +164,7 @@ class Writer:
             self._release(session)
         # The writes of a session keep their order.
         if last := [self._sessions[session][2] for session in filter(is_wanted, self._sessions)]:
-            await asyncio.wait(last)
+            await asyncio.wait(last, timeout=self._database.timeout)
 
     def _queue_held(self, session: tuple[str, str], lane: _Lane) -> None:
         held = self._held.pop(session, None)
