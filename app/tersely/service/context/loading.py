@@ -175,11 +175,7 @@ async def _load_stored(
     stored = await messages.live_from(connection, tenant, session.id, cut, last=session.last_seq)
     if match.decision.kind == "retry" and (answered := match.decision.answered) is not None:
         stored = [each for each in stored if each.position <= answered.position]
-    if epoch is not None and _begins_behind_clear(epoch, cut):
-        placed = [each for each in match.decision.placed if each.turn]
-        answered = match.decision.answered
-        turn = stored[0].turn if stored else next((each.turn for each in placed if each.is_new), 0)
-        turn = turn or (answered.turn if answered is not None else 0)
+    if epoch is not None and _begins_behind_clear(epoch, cut) and (turn := _turn_of_delta(match, stored)):
         epoch = await _with_turn(connection, tenant, match, epoch, cut, turn)
     kept, epoch = await _kept_messages(connection, tenant, session, stored, epoch, cut)
     is_kept = {each.seq for each in kept}
@@ -446,6 +442,17 @@ def _turn_across(match: SessionMatch, incoming: IncomingHistory, epoch: Epoch | 
             return None if identity.starts_turn else placed.turn
         last = placed
     return last.turn if last is not None and last.seq else 0
+
+
+def _turn_of_delta(match: SessionMatch, stored: Sequence[StoredMessage]) -> int:
+    """Return the turn of the first message behind a cut, ``stored`` or new, or of a question that is asked again (0:
+    there is none).
+    """
+    if stored:
+        return stored[0].turn
+    new = next((placed.turn for placed in match.decision.placed if placed.is_new and placed.turn), 0)
+    answered = match.decision.answered if match.decision.kind == "retry" else None
+    return new or (answered.turn if answered is not None else 0)
 
 
 async def _with_turn(
