@@ -16,6 +16,7 @@ import itertools
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -100,6 +101,8 @@ class Database:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The run, or with xdist its controller, makes a directory that the workers inherit by name."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: the servers of the tests would keep to that
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not hasattr(config, "workerinput"):
         run_dir = Path(tempfile.mkdtemp(prefix="tersely-test-", dir=_quickest_directory()))
         if os.geteuid() == 0:
