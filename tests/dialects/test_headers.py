@@ -9,7 +9,7 @@ from tersely.dialects.headers import (
     GOOGLE_KEY,
     Headers,
     downstream_headers,
-    is_packed,
+    is_compressed,
     key_header,
     own_headers,
     upstream_headers,
@@ -19,7 +19,7 @@ from tersely.domain.messages import Dialect
 
 
 @pytest.mark.parametrize(
-    ("values", "packed"),
+    ("values", "compressed"),
     [
         ((), False),
         (("",), False),
@@ -30,8 +30,8 @@ from tersely.domain.messages import Dialect
         (("zstd", "identity"), True),
     ],
 )
-def test_body_is_packed_unless_all_its_codings_are_identity(values: tuple[str, ...], packed: bool) -> None:
-    assert is_packed([("content-type", "gzip"), *(("content-encoding", each) for each in values)]) is packed
+def test_body_is_compressed_unless_all_its_codings_are_identity(values: tuple[str, ...], compressed: bool) -> None:
+    assert is_compressed([("content-type", "gzip"), *(("content-encoding", each) for each in values)]) is compressed
 
 
 def test_the_callers_key_passes_where_the_operator_has_none() -> None:

@@ -335,7 +335,7 @@ async def _model_of(request_head: RequestHead, body: bytes) -> str:
     """Return the model that a body names; empty for a file or a form. Raises `InvalidRequest`."""
     if request_head.body == "other":
         return ""
-    if request_head.is_packed:
+    if request_head.is_compressed:
         raise InvalidRequest("the model chooses the host, and compressed bodies are not read: send it uncompressed")
     # Where a body cannot be read, no host gets what may be meant for another.
     read = partial(model_in, body, must_be_json=request_head.body == "json")

@@ -9,7 +9,7 @@ from tersely.api.host_table import split_name
 from tersely.api.routes import Target, find_target
 from tersely.api.transport.body import Scope
 from tersely.dialects.clients.names import client_name
-from tersely.dialects.headers import Headers, is_packed, own_headers
+from tersely.dialects.headers import Headers, is_compressed, own_headers
 from tersely.service.common.auth import read_credentials
 from tersely.service.proxy.call.call import CallOptions, read_options
 
@@ -29,7 +29,7 @@ class RequestHead:
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
     are the caller's, without the length of the body, ``credentials`` what they say of the caller, ``own`` those that
     the host may see; ``known`` is kept with them, see `Call`. ``body`` is the kind of the body by headers and path,
-    ``is_packed`` whether it is compressed.
+    ``is_compressed`` whether it is compressed.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class RequestHead:
         "credentials",
         "headers",
         "host",
-        "is_packed",
+        "is_compressed",
         "is_websocket",
         "known",
         "own",
@@ -57,7 +57,7 @@ class RequestHead:
         by_name = dict(self.headers)
         self.client = client_name(by_name)
         self.body = _kind_of_body(raw, by_name.get("content-type", ""))
-        self.is_packed = is_packed(headers)
+        self.is_compressed = is_compressed(headers)
         self.is_websocket = by_name.get("upgrade", "").lower() == "websocket"
         self.known: dict[object, Any] = {}
         self._options: CallOptions | None = None

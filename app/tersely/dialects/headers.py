@@ -74,7 +74,7 @@ _NOT_DOWNSTREAM_PREFIXES = (PREFIX, "access-control-")
 NOT_DOWNSTREAM = HOP_BY_HOP | {"set-cookie", "alt-svc", "strict-transport-security", "server", "date"}
 
 
-def is_packed(headers: Iterable[tuple[str, str]]) -> bool:
+def is_compressed(headers: Iterable[tuple[str, str]]) -> bool:
     """Return whether headers say that the body is compressed (RFC 9110, section 8.4), so that it cannot be read. Names
     in lower case.
     """

@@ -1,4 +1,4 @@
-"""The stored cost of a call: by which model, and what each kind of input costs."""
+"""A call is stored with its cost: the price is that of its model, and each kind of input has a price of its own."""
 
 from __future__ import annotations
 

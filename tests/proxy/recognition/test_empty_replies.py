@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import openai
@@ -53,48 +54,45 @@ def ask(talk: Talk, text: str, *, streams: bool) -> Any:
         return list(client.responses.create(stream=True, **request))[-1].response
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("kind", EMPTY)
-async def test_a_client_continues_from_an_empty_reply(
-    running: tuple[Service, Model], key: str, kind: str, streams: bool
-) -> None:
+@pytest.fixture(params=product(EMPTY, ["whole", "streamed"]), ids=" ".join)
+def talk(running: tuple[Service, Model], key: str, request: pytest.FixtureRequest) -> Talk:
+    """A conversation whose last reply is empty."""
     service, model = running
+    kind, form = request.param
     talk = Talk(service, key, tools=[TOOL])
     talk.say("one")
     model.script(key, *EMPTY[kind])
-    empty = talk.last = ask(talk, "two", streams=streams)
-    assert empty.output == []
+    talk.last = ask(talk, "two", streams=form == "streamed")
+    assert talk.last.output == []
+    return talk
 
+
+async def test_a_client_continues_from_an_empty_reply(running: tuple[Service, Model], talk: Talk) -> None:
+    service, model = running
     talk.say("three")
-    assert words(upstream_input(model, key)) == ["one", "-", "two", "three"]
+    assert words(upstream_input(model, talk.key)) == ["one", "-", "two", "three"]
     talk.say("four")
-    assert words(upstream_input(model, key)) == ["one", "-", "two", "three", "-", "four"]
+    assert words(upstream_input(model, talk.key)) == ["one", "-", "two", "three", "-", "four"]
 
     roles = ["user", "assistant", "user", *["user", "assistant"] * 2]
     assert [each.role for each in await talk.stored()] == roles
-    whole: Any = upstream_input(model, key)
+    whole: Any = upstream_input(model, talk.key)
     with client_of(service) as client:
-        sent = client.responses.with_raw_response.create(model=MODEL, input=whole, user=key, tools=[TOOL])
+        sent = client.responses.with_raw_response.create(model=MODEL, input=whole, user=talk.key, tools=[TOOL])
     assert sent.headers["x-tersely-session"] == talk.session  # the history is known, however it comes
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("kind", EMPTY)
 async def test_an_empty_reply_is_returned_again_as_its_client_saw_it(
-    running: tuple[Service, Model], key: str, kind: str, streams: bool
+    running: tuple[Service, Model], talk: Talk
 ) -> None:
     service, model = running
-    talk = Talk(service, key, tools=[TOOL])
-    talk.say("one")
-    model.script(key, *EMPTY[kind])
-    empty = ask(talk, "two", streams=streams)
+    given = talk.last.to_dict()
     with client_of(service) as client:
-        if empty.id not in model.state.kept.replies:
+        if talk.last.id not in model.state.kept.replies:
             with pytest.raises(openai.NotFoundError):
-                client.responses.retrieve(empty.id)
+                client.responses.retrieve(talk.last.id)
             return
-        again = client.responses.retrieve(empty.id).to_dict()
-    given = empty.to_dict()
+        again = client.responses.retrieve(talk.last.id).to_dict()
     # The host answered without the reply before it: it was sent the history in its place.
     assert again | {"previous_response_id": None} == given | {"previous_response_id": None}
 

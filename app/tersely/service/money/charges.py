@@ -50,12 +50,12 @@ def charge_of(usage: Usage, price: ModelPrice | None, *, sent: int = 0, answered
     return Charge(tokens + output, money)
 
 
-def estimate_request(dialect: Dialect, body: bytes, *, is_packed: bool) -> int:
+def estimate_request(dialect: Dialect, body: bytes, *, is_compressed: bool) -> int:
     """Return about how many tokens a request has. O(size of the body).
 
-    A token takes four bytes, or one of a body that ``is_packed``: text is compressed to about a quarter.
+    A token takes four bytes, or one of a body that ``is_compressed``: text is compressed to about a quarter.
     """
-    if is_packed:
+    if is_compressed:
         return len(body)
     try:
         request = dialect.read_request(body)

@@ -253,7 +253,7 @@ class Proxy:
             call = structs.replace(call, host=self._config.host)
         if call.options.bypass:
             return await self._forwarder.forward(call, "bypass")
-        if call.is_packed:
+        if call.is_compressed:
             return await self._forward_unread(call, "its body is compressed: send it without Content-Encoding")
         options = call.options
         self._shared.configs.check(strategy=options.strategy, epoch=options.epoch, shadow=options.shadow)

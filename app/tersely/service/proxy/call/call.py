@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tersely.dialects.headers import Headers, is_packed
+from tersely.dialects.headers import Headers, is_compressed
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import check_session_id
 
@@ -58,11 +58,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     @property
-    def is_packed(self) -> bool:
+    def is_compressed(self) -> bool:
         """True if the body is compressed, by its headers."""
-        found: bool | None = self.by_headers.get(is_packed)
+        found: bool | None = self.by_headers.get(is_compressed)
         if found is None:
-            found = self.by_headers[is_packed] = is_packed(self.headers)
+            found = self.by_headers[is_compressed] = is_compressed(self.headers)
         return found
 
 

@@ -87,7 +87,7 @@ class AccountAccess:
         await self._check(call.tenant, [AccountId(id=name, field="") for name in route.ids], is_fresh=route.lists)
         if not call.body:
             return []
-        if call.is_packed:
+        if call.is_compressed:
             raise InvalidRequest("a compressed body cannot be checked: send it without Content-Encoding")
         if route.takes_forms and call.header_map.get("content-type", "").lower().lstrip().startswith("multipart/"):
             return []

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tersely.dialects.dialect import NO_REPLY, UNCHANGED, Dialect, ErrorDescription, Reply
-from tersely.dialects.headers import Headers, downstream_headers, is_packed
+from tersely.dialects.headers import Headers, downstream_headers, is_compressed
 from tersely.dialects.wire.members import model_in
 from tersely.dialects.wire.sse import DataLines
 from tersely.domain.errors import ShuttingDown, StoreUnavailable, UpstreamUnavailable
@@ -165,7 +165,7 @@ class Forwarder:
         price = self._prices.of_call(requested, reply.model, dialect.name)
         if is_reported(usage, is_whole=forwarded.cut_off is None) or is_error(reply):
             return charge_of(usage, price)
-        sent = estimate_request(dialect, call.body, is_packed=call.is_packed) if usage.input is None else 0
+        sent = estimate_request(dialect, call.body, is_compressed=call.is_compressed) if usage.input is None else 0
         return charge_of(usage, price, sent=sent, answered=estimate_reply(dialect, reply, forwarded.unparsed))
 
     async def _relay(
@@ -286,7 +286,7 @@ def takes_data_only(dialect: Dialect, reply: UpstreamReply, max_reply: int) -> b
     if not dialect.streaming.is_data_only or reply.content_type != EVENT_STREAM:
         return False
     reply.unpack(max_reply)
-    return not is_packed(_lower(reply.headers))
+    return not is_compressed(_lower(reply.headers))
 
 
 async def data_lines(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
