@@ -125,4 +125,8 @@ def _server(dsn: str, upstream: str, settings: Mapping[str, Any]) -> tuple[socke
     limits = ("header_timeout", "header_bytes", "header_count", "header_connections")
     uvicorn_config.http = type("Protocol", (DeadlineProtocol,), {name: getattr(config, name) for name in limits})
     uvicorn_config.timeout_graceful_shutdown = 3
-    return socket.create_server(("127.0.0.1", 0), backlog=2048), uvicorn.Server(uvicorn_config)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    # uvloop sets this for each connection, asyncio's loop not for those of a given socket: a reply in two parts would
+    # wait 40 ms for its client's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener, uvicorn.Server(uvicorn_config)
