@@ -253,7 +253,11 @@ def plan_epoch(
         number=snapshot.epoch.number + 1 if snapshot.epoch else 1,
         cut=draft.cut,
         head=draft.head,
-        kept=(*(entry.seq for entry in draft.kept), *_answered_late(snapshot, draft, epoch_start)),
+        kept=(
+            *(entry.seq for entry in draft.kept),
+            *_taken_by_clear(snapshot, draft),
+            *_answered_late(snapshot, draft, epoch_start),
+        ),
         reason=epoch_start.reason,
         fingerprint=fingerprint_of(strategy, policy, snapshot.read_back),
         references=draft.references,
@@ -396,6 +400,16 @@ def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ..
     layer_reports = ((kept, reason) for layer, kept, reason in _LAYERS_OF_CUT_TURNS if layer in layers)
     kept, reason = next(layer_reports, ("left_out", "before the cut"))
     return tuple(TurnReport(turn=turn, kept=kept, tokens=0, reason=reason) for turn in turns)
+
+
+def _taken_by_clear(snapshot: Snapshot, draft: Draft) -> list[int]:
+    """Return the messages, not kept yet, that a clear took of the turn that goes on behind it: results need their
+    calls. Every call whose context begins at the clear loads them.
+    """
+    if draft.cut == 1 or draft.cut != _cleared_at(snapshot) or not draft.tail:
+        return []
+    kept, turn = {entry.seq for entry in draft.kept}, draft.tail[0].turn
+    return [e.seq for e in snapshot.kept if e.seq < draft.cut and e.turn == turn and e.seq not in kept]
 
 
 def _answered_late(snapshot: Snapshot, draft: Draft, epoch_start: StartEpoch) -> list[int]:

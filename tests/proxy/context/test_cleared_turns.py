@@ -117,3 +117,41 @@ async def test_a_reply_that_is_named_by_its_id_gets_its_result(
     assert kinds == ["user", "function_call", "function_call_output"]
     talk.say("And now?")
     assert "Add it." in model.requests(key)[-1].body.decode()
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+async def test_a_plan_of_everything_behind_a_clear_shows_the_turn_that_goes_on(
+    service: Service, model: Model, key: str, strategy: str, is_delta: bool
+) -> None:
+    """Epochs have cut that turn since; a change of the epoch policy looks at all messages behind the clear again."""
+    headers = {"X_Tersely_Session": key} if is_delta else {}
+    epoch = '{"stride": 1}'
+    history: list[dict[str, Any]] = []
+    session = ""
+
+    async def say(strategy: str, *new: dict[str, Any]) -> list[dict[str, Any]]:
+        nonlocal session
+        history.extend(new)
+        body = request(key, [*new] if is_delta else history)
+        answer = await post(service, body, X_Tersely_Strategy=strategy, X_Tersely_Epoch=epoch, **headers)
+        assert answer.status == 200, answer.body
+        session = answer.session
+        history.append(answer.json["choices"][0]["message"])
+        return [each for each in json.loads(model.requests(key)[-1].body)["messages"] if each["role"] != "system"]
+
+    few_turns = '{"name": "slim", "recent_turns": 1}'
+    await say(few_turns, {"role": "user", "content": "What was first?"})
+    model.script(key, ScriptedReply(message={"content": None, "tool_calls": [CALL]}))
+    await say(few_turns, {"role": "user", "content": "Read it."})
+    clear(service, session)
+    await say(few_turns, {"role": "tool", "tool_call_id": "call_1", "content": "one line"})
+    for number in range(5):
+        await say(few_turns, {"role": "user", "content": f"Question {number}?"})
+    sent = await say(few_turns, {"role": "user", "content": "What is left?"})
+    assert "Read it." not in json.dumps(sent)
+
+    epoch = "auto"
+    sent = await say(strategy, {"role": "user", "content": "And now?"})
+    assert [each["role"] for each in sent[:3]] == ["user", "assistant", "tool"]
+    assert [sent[0]["content"], sent[2]["content"]] == ["Read it.", "one line"]
+    assert (await say(strategy, {"role": "user", "content": "And then?"}))[: len(sent)] == sent
