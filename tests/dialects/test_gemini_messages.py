@@ -355,6 +355,15 @@ def test_repaired_results_stand_beside_the_clients():
     prove_pairing(read_request(written).messages)
 
 
+def test_results_with_names_keep_their_bytes():
+    """A call that brings only new messages does not bring the stored ones, which are written in front of them."""
+    calling = raw(content({"text": "Go"})), raw(content(call("f"), role="model"))
+    answered = b'{"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"output": "1"}}}]}'
+    question = content({"text": "More"})
+    written = write_request(body(question), RequestPatch(messages=[*calling, answered, raw(question)]))
+    assert written == b'{"contents":[' + b",".join([*calling, answered, raw(question)]) + b"]}"
+
+
 def test_separate_contents_stay_separate():
     sent = body(
         content(call("f", "c1"), call("f", "c2"), role="model"),

@@ -1209,6 +1209,35 @@ def test_live_session_ends_when_a_call_of_the_full_path_fails(server: Server, mo
         assert ours == theirs
 
 
+@pytest.mark.parametrize("dialect", GEMINI)
+def test_a_result_that_a_delta_brings_keeps_its_bytes(server: Server, dialect: str) -> None:
+    """It is written as its client wrote it at every call of the epoch, with live sessions and without."""
+    call = {"functionCall": {"name": "read_file", "args": {}}}
+    result = {"functionResponse": {"name": "read_file", "response": {"output": "one line"}}}
+    words = [
+        {"text": "Where is the harbour?"},
+        {"text": "Read it."},
+        result,
+        {"text": "And now?"},
+        {"text": "And then?"},
+    ]
+    with sides(server) as both:
+        for side in both:
+            replies = [{"text": "It is there."}, call, {"text": "I read it."}, {"text": "No."}, {"text": "No more."}]
+            side.model.script("delta", *[ScriptedReply(message={"parts": [part]}) for part in replies])
+            for part in words:
+                contents = {"contents": [{"role": "user", "parts": [part]}]}
+                sent = {"model": MODEL, "request": contents} if dialect == "gemini_gca" else contents
+                headers = {"x-tersely-session": "delta", "x-script": "delta", "content-type": "application/json"}
+                path = f"{GEMINI[dialect]}:generateContent"
+                assert side.post(path, content=json.dumps(sent), headers=headers).status_code == 200
+        ours, theirs = ([each.body for each in side.model.state.received] for side in both)
+        assert ours == theirs
+        written = json.dumps({"role": "user", "parts": [result]}).encode()
+        assert [body.count(written) for body in ours] == [0, 0, 1, 1, 1]
+        assert both[0].hits()["hit"] >= 1
+
+
 def test_live_sessions_keep_to_their_budget(server: Server) -> None:
     with ExitStack() as stack:
         model = stack.enter_context(scripted())

@@ -295,16 +295,20 @@ def _is_results(raw: bytes) -> bool:
 
 
 def _with_names(raw: bytes, before: Sequence[bytes]) -> bytes:
-    """Return ``raw`` with the functions' names in results that were written without."""
+    """Return ``raw`` with the functions' names in results that were written without; unchanged if all have theirs."""
     if b'"functionResponse"' not in raw:
         return raw
     members = raw_json.split_object(raw)
     parts = items(members["parts"])
+    is_changed = False
     for index, part in enumerate(parts):
         response = function_response(raw_json.load(part))
         if response is not None and not response.get("name"):
             name = _name_of_call(response.get("id", ""), before)
             parts[index] = raw_json.dump({"functionResponse": {**response, "name": name}})
+            is_changed = True
+    if not is_changed:
+        return raw
     return raw_json.join_object({**members, "parts": raw_json.join_array(parts)})
 
 
