@@ -151,7 +151,7 @@ class ProxyRoutes:
         target = request_head.target
         self._metrics.tally.add(self._metrics.in_flight)
         status, strategy, failure = CLIENT_GONE, "", None
-        admitted = Admission(is_model_call=target.is_call)
+        admitted = Admission(is_model_call=request_head.is_model_call)
         admission.set(admitted)
         progress = _Progress(proxy=self._hosts.defaults[target.dialect].proxy, received=self._monotonic())
         try:
@@ -215,7 +215,7 @@ class ProxyRoutes:
         is_post = scope["method"] == "POST"
         need = RequestNeed(
             is_concurrent=True,
-            is_model_call=is_post,
+            is_model_call=request_head.is_model_call,
             stores=target.is_call and not options.bypass,
             size=announced_size(scope),
         )

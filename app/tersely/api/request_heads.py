@@ -9,6 +9,7 @@ from tersely.api.host_table import split_name
 from tersely.api.routes import Target, find_target
 from tersely.api.transport.body import Scope
 from tersely.dialects.clients.names import client_name
+from tersely.dialects.free_routes import is_model_call
 from tersely.dialects.headers import Headers, is_compressed, own_headers
 from tersely.service.common.auth import read_credentials
 from tersely.service.proxy.call.call import CallOptions, read_options
@@ -29,7 +30,7 @@ class RequestHead:
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
     are the caller's, without the length of the body, ``credentials`` what they say of the caller, ``own`` those that
     the host may see; ``known`` is kept with them, see `Call`. ``body`` is the kind of the body by headers and path,
-    ``is_compressed`` whether it is compressed.
+    ``is_compressed`` whether it is compressed. ``is_model_call``: a model works for the request.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class RequestHead:
         "headers",
         "host",
         "is_compressed",
+        "is_model_call",
         "is_websocket",
         "known",
         "own",
@@ -47,7 +49,7 @@ class RequestHead:
         "target",
     )
 
-    def __init__(self, target: Target, host: str, raw: str, headers: Headers) -> None:
+    def __init__(self, target: Target, host: str, raw: str, headers: Headers, *, is_model_call: bool) -> None:
         self.target = target
         self.host = host
         self.raw = raw
@@ -58,6 +60,7 @@ class RequestHead:
         self.client = client_name(by_name)
         self.body = _kind_of_body(raw, by_name.get("content-type", ""))
         self.is_compressed = is_compressed(headers)
+        self.is_model_call = is_model_call
         self.is_websocket = by_name.get("upgrade", "").lower() == "websocket"
         self.known: dict[object, Any] = {}
         self._options: CallOptions | None = None
@@ -94,7 +97,10 @@ def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> RequestHead |
     host, path = split_name(scope["path"])
     raw = split_name(raw_target(scope))[1]
     target = find_target(scope["method"], path, raw, dict(found))
-    return None if target is None else RequestHead(target, host, raw, found)
+    if target is None:
+        return None
+    works = target.is_call or is_model_call(scope["method"], target.account_path(path))
+    return RequestHead(target, host, raw, found, is_model_call=works)
 
 
 def _kind_of_body(path: str, content_type: str) -> BodyKind:

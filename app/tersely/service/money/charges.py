@@ -6,9 +6,12 @@ for the usage, or by leaving before it comes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
 from tersely.dialects.dialect import Dialect, Reply, Usage
+from tersely.dialects.metering import MeteredReply, MeteredRequest
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.tokens import estimate
 from tersely.service.common.tokens import estimate_message
@@ -48,6 +51,28 @@ def charge_of(usage: Usage, price: ModelPrice | None, *, sent: int = 0, answered
     if price is not None:
         money = price.cost(input_tokens=tokens, cached=usage.cached or 0, output=output, written=usage.written)
     return Charge(tokens + output, money)
+
+
+def charge_of_metered(
+    reply: MeteredReply,
+    requests: Sequence[MeteredRequest],
+    price_of: Callable[[str], ModelPrice | None],
+    *,
+    is_whole: bool,
+) -> Charge:
+    """Return the charge of a call that is no conversation. ``price_of``: the price of a model that a request names."""
+    if reply.is_error:
+        return Charge(0, None)
+    usage, written = credible_usage(reply.usage), min(MOST_UNREAD, reply.written)
+    if usage.input is not None:
+        is_reported = is_whole and usage.output is not None
+        return charge_of(usage, price_of(requests[0].model), answered=0 if is_reported else written)
+    tokens, money = 0, None
+    for number, request in enumerate(requests):
+        each = charge_of(usage, price_of(request.model), sent=request.tokens, answered=0 if number else written)
+        tokens += each.tokens
+        money = each.money if money is None else money + (each.money or 0.0)
+    return Charge(tokens, money)
 
 
 def estimate_request(dialect: Dialect, body: bytes, *, is_compressed: bool) -> int:

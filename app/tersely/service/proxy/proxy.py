@@ -239,8 +239,8 @@ class Proxy:
         return self._dialect
 
     async def forward(self, call: Call, *, reply_id: str = "") -> ProxyResponse:
-        """Forward a call that is no model call. ``reply_id`` is set if the client asks for an earlier reply again."""
-        return await self._forwarder.forward(call, reply_id=reply_id)
+        """Forward a call that is no conversation. ``reply_id`` is set if the client asks for an earlier reply again."""
+        return await self._forwarder.forward(call, reply_id=reply_id, is_conversation=False)
 
     async def converse(self, call: Call) -> ProxyResponse:
         """Relay a model call with a context of its own, and store it.

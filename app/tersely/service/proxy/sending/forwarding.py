@@ -12,6 +12,7 @@ import msgspec
 
 from tersely.dialects.dialect import NO_REPLY, UNCHANGED, Dialect, ErrorDescription, Reply
 from tersely.dialects.headers import Headers, downstream_headers, is_compressed
+from tersely.dialects.metering import MeteredRequest, ReplyMeter, measure_requests
 from tersely.dialects.wire.members import model_in
 from tersely.dialects.wire.sse import DataLines
 from tersely.domain.errors import ShuttingDown, StoreUnavailable, UpstreamUnavailable
@@ -23,13 +24,14 @@ from tersely.service.limits.admission import charge, is_charged
 from tersely.service.money.charges import (
     Charge,
     charge_of,
+    charge_of_metered,
     credible_usage,
     estimate_reply,
     estimate_request,
     is_error,
     is_reported,
 )
-from tersely.service.money.prices import Prices
+from tersely.service.money.prices import ModelPrice, Prices
 from tersely.service.proxy.call.call import Call, ContextKind, ContextLabels, ProxyResponse
 from tersely.service.proxy.call.call_timer import CallTimer
 from tersely.service.proxy.sending.sender import EVENT_STREAM, JSON, Sender
@@ -93,32 +95,41 @@ class Forwarder:
         on_reply: OnReply | None = None,
         streams: bool = False,
         reply_id: str = "",
+        is_conversation: bool = True,
     ) -> ProxyResponse:
         """Send the client's own bytes and return the host's. Raises `UpstreamUnavailable`.
 
         ``on_reply`` gets a reply that is no error before the client sees its end, or what was read of it if it breaks
         off. ``streams``: the request asks for a stream.
         ``reply_id`` is set if the client asks for an earlier reply again: the client gets that as it saw it before.
+        ``is_conversation``: request and reply have the form of the dialect.
         """
         sent_at = self._timer.now()
         labels = ContextLabels(context=kind, overhead_ms=self._timer.overhead_ms(call, sent_at))
-        count = partial(self._count, call) if is_charged() else None
+        meters = is_charged() and not is_conversation
+        count = partial(self._count, call) if is_charged() and is_conversation else None
         try:
             reply = await self._sender.send(call, call.body)
         except asyncio.CancelledError:
-            if count is not None:  # the client is gone, and the host was at work
+            # The client is gone, and the host was at work.
+            if count is not None:
                 self._start(count(ForwardedReply(reply=NO_REPLY, status=200, cut_off=CLIENT_LEFT)))
+            elif meters:
+                self._start(self._count_metered(call, ReplyMeter("", self._max_reply), is_whole=False))
             raise
         if reply_id and not call.options.bypass and (reply.status, reply.content_type) == (200, JSON):
             return await self._restore(call, reply, reply_id, labels, sent_at)
         on_reply = _each(count, on_reply)
-        if on_reply is not None:
+        meters = meters and reply.status < 400
+        if on_reply is not None or meters:
             reply.unpack(self._max_reply)
         is_data_only = takes_data_only(self._dialect, reply, self._max_reply)
         headers = downstream_headers(reply.headers) + labels.headers()
         if not is_data_only:
             headers += [(name, value) for name, value in _lower(reply.headers) if name == "content-length"]
         chunks = self._relay(call, reply, sent_at, on_reply if reply.status < 400 else None, streams=streams)
+        if meters:
+            chunks = self._metered(call, ReplyMeter(reply.content_type, self._max_reply), chunks)
         return ProxyResponse(
             status=reply.status,
             headers=unbuffered(headers) if reply.content_type == EVENT_STREAM else headers,
@@ -150,12 +161,10 @@ class Forwarder:
         )
 
     async def _count(self, call: Call, forwarded: ForwardedReply) -> None:
-        """Count a reply towards the tenant's limits."""
+        """Count a reply towards the tenant's limits, also if its client leaves meanwhile."""
         reply = forwarded.reply
         size = len(call.body) + sum(map(len, reply.unread)) + sum(len(each.model_message) for each in reply.choices)
-        found = await run_in_thread_if_large(size, self._charge, call, forwarded)
-        if found.tokens:
-            charge(found.tokens, found.money)
+        await asyncio.shield(self._start(_charge_found(size, partial(self._charge, call, forwarded))))
 
     def _charge(self, call: Call, forwarded: ForwardedReply) -> Charge:
         """Return the use of a call. O(size of request and reply)."""
@@ -167,6 +176,36 @@ class Forwarder:
             return charge_of(usage, price)
         sent = estimate_request(dialect, call.body, is_compressed=call.is_compressed) if usage.input is None else 0
         return charge_of(usage, price, sent=sent, answered=estimate_reply(dialect, reply, forwarded.unparsed))
+
+    async def _metered(
+        self, call: Call, meter: ReplyMeter, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the reply to a call that is no conversation, and count it."""
+        try:
+            async for chunk in chunks:
+                meter.feed(chunk)
+                yield chunk
+        except BaseException:
+            self._start(self._count_metered(call, meter, is_whole=False))
+            raise
+        finally:
+            await chunks.aclose()
+        await asyncio.shield(self._start(self._count_metered(call, meter, is_whole=True)))
+
+    async def _count_metered(self, call: Call, meter: ReplyMeter, *, is_whole: bool) -> None:
+        """Count a call that is no conversation towards the tenant's limits."""
+
+        def price_of(requested: str) -> ModelPrice | None:
+            return self._prices.of_call(call.model or requested, measured.model, self._dialect.name)
+
+        def find_charge() -> Charge:
+            kind = call.header_map.get("content-type", "")
+            unread = MeteredRequest("", len(call.body))
+            requests = [unread] if call.is_compressed else measure_requests(call.body, kind)
+            return charge_of_metered(measured, requests, price_of, is_whole=is_whole)
+
+        measured = await run_in_thread_if_large(meter.size, meter.close)
+        await _charge_found(len(call.body), find_charge)
 
     async def _relay(
         self, call: Call, reply: UpstreamReply, sent_at: float, on_reply: OnReply | None, *, streams: bool
@@ -261,10 +300,18 @@ class Forwarder:
         if rest := rest + stream.close():
             yield rest
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _charge_found(size: int, find_charge: Callable[[], Charge]) -> None:
+    """Count a charge towards the limits. ``size`` in bytes of what has to be read to find it."""
+    found = await run_in_thread_if_large(size, find_charge)
+    if found.tokens:
+        charge(found.tokens, found.money)
 
 
 def _each(first: OnReply | None, second: OnReply | None) -> OnReply | None:
