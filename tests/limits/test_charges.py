@@ -56,6 +56,19 @@ async def saved_tokens(worker: Worker) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("tersely_tokens_saved_total"))
 
 
+async def stored_savings(worker: Worker, tenant: Tenant) -> list[int]:
+    """Return the saved tokens of the tenant's sessions in the list, in their statistics, and in the savings."""
+
+    async def get(path: str) -> Any:
+        async with worker.http.get(f"{worker.base_url}/api{path}", headers={"X-Tersely-Key": tenant.key}) as answer:
+            return await answer.json()
+
+    sessions = (await get("/sessions"))["items"]
+    stats = [await get(f"/sessions/{session['id']}/stats") for session in sessions]
+    saved = (await get("/savings"))["total"]["tokens_saved"]
+    return [sum(each["tokens_saved"] for each in sessions), sum(each["saved"] for each in stats), saved]
+
+
 # Calls that fail
 
 
@@ -94,8 +107,11 @@ async def test_refused_calls_save_no_tokens(store: Database, model: Model) -> No
         for _ in range(3):
             assert (await ask(worker, tenant, body_of(*history), X_Script=script))[0] == 500
         assert await saved_tokens(worker) == 0
+        assert await stored_savings(worker, tenant) == [0, 0, 0]
         assert (await ask(worker, tenant, body_of(*history)))[0] == 200
-        assert await saved_tokens(worker) > 1000
+        saved = await saved_tokens(worker)
+        assert saved > 1000
+        assert await stored_savings(worker, tenant) == [saved] * 3
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -40,9 +40,9 @@ class CostComparison:
 class SavingsRow:
     """Sums over the calls of one key.
 
-    Tersely counted the tokens before and after; the provider reported the others. ``summaries`` are the summarizer's
-    calls and tokens, whose cost is part of ``money.sent``. ``money`` is None if no call has a price. ``shadows``: what
-    strategies that were only tried out would have sent, by their settings.
+    Tersely counted the tokens before and after, of calls that did not fail; the provider reported the others.
+    ``summaries`` are the summarizer's calls and tokens, whose cost is part of ``money.sent``. ``money`` is None if no
+    call has a price. ``shadows``: what strategies that were only tried out would have sent, by their settings.
     """
 
     key: str

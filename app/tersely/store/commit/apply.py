@@ -283,7 +283,7 @@ def _add_figures(figures: Figures, report: CallReport) -> Figures:
         figures,
         client=report.client or figures.client,
         model=report.model or figures.model,
-        tokens_saved=figures.tokens_saved + max(0, report.tokens_before - report.tokens_after),
+        tokens_saved=figures.tokens_saved + report.tokens_saved,
         input_tokens=figures.input_tokens + (report.input_tokens or 0),
         cached_tokens=figures.cached_tokens + (report.cached_tokens or 0),
         output_tokens=figures.output_tokens + (report.output_tokens or 0),

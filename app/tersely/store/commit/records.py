@@ -403,6 +403,12 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     cost_full: float | None = None
     host: str | None = None
 
+    @property
+    def tokens_saved(self) -> int:
+        """The tokens that were not sent. A failed call saved none: its client sends the request again."""
+        is_failed = self.status is None or self.status >= 400
+        return 0 if is_failed else max(0, self.tokens_before - self.tokens_after)
+
 
 class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The reply to a request, and the report of its call. Without replies only the call is recorded, and the id of an

@@ -60,8 +60,9 @@ GROUPS = {
     "client": "coalesce(client, '')",
 }
 SUMS = """
-    count(*) AS calls, coalesce(sum(tokens_before), 0)::bigint AS tokens_before,
-    coalesce(sum(tokens_after), 0)::bigint AS tokens_after, coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
+    count(*) AS calls, coalesce(sum(tokens_before) FILTER (WHERE status < 400), 0)::bigint AS tokens_before,
+    coalesce(sum(tokens_after) FILTER (WHERE status < 400), 0)::bigint AS tokens_after,
+    coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
     coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens, coalesce(sum(output_tokens), 0)::bigint AS output_tokens,
     coalesce(sum(cost_sent), 0)::float8 AS cost_sent, coalesce(sum(cost_full), 0)::float8 AS cost_full,
     count(cost_sent) AS priced_calls
@@ -126,7 +127,9 @@ class MessageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSums:
-    """Sums over calls that share ``key``; costs over the ``priced_calls`` among them."""
+    """Sums over calls that share ``key``: costs over the ``priced_calls`` among them, tokens before and after over
+    those that did not fail.
+    """
 
     key: str
     calls: int

@@ -10,8 +10,9 @@ from tersely.store.history import packed_log
 
 HERE = "tenant_id = $1 AND session_id = $2"
 CALLS = f"""
-SELECT count(*) AS calls, coalesce(sum(tokens_before), 0)::bigint AS tokens_before,
-    coalesce(sum(tokens_after), 0)::bigint AS tokens_after, coalesce(sum(input_tokens), 0)::bigint AS input,
+SELECT count(*) AS calls, coalesce(sum(tokens_before) FILTER (WHERE status < 400), 0)::bigint AS tokens_before,
+    coalesce(sum(tokens_after) FILTER (WHERE status < 400), 0)::bigint AS tokens_after,
+    coalesce(sum(input_tokens), 0)::bigint AS input,
     coalesce(sum(cached_tokens), 0)::bigint AS cached, coalesce(sum(output_tokens), 0)::bigint AS output,
     count(*) FILTER (WHERE status IS NULL OR status >= 400) AS failed,
     coalesce(sum(input_tokens) FILTER (WHERE cached_tokens IS NOT NULL), 0)::bigint AS input_of_cached
@@ -48,8 +49,8 @@ class Compression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTotals:
-    """Sums over a session's upstream calls, in tokens. ``input_of_cached``: the input of calls whose provider reported
-    the cached part.
+    """Sums over a session's upstream calls, in tokens; those before and after over calls that did not fail.
+    ``input_of_cached``: the input of calls whose provider reported the cached part.
     """
 
     calls: int

@@ -98,10 +98,11 @@ class StatsOut(BaseModel):
     failed_calls: int
     tokens_before: int = Field(
         description=(
-            "The tokens that would have been sent without Tersely, summed over all calls, as Tersely counts them."
+            "The tokens that would have been sent without Tersely, summed over all calls that did not fail, as "
+            "Tersely counts them."
         )
     )
-    tokens_after: int = Field(description="The tokens that were sent.")
+    tokens_after: int = Field(description="The tokens that were sent by these calls.")
     saved: int
     saved_share: float | None
     reported: ReportedOut

@@ -66,7 +66,7 @@ class CallCounter:
         metrics.tally.observe(metrics.tokens_before, report.tokens_before)
         metrics.tally.observe(metrics.tokens_after, report.tokens_after)
         if is_answered:  # a client sends the request again: it would save its tokens twice
-            metrics.tally.add(metrics.tokens_saved, max(0, report.tokens_before - report.tokens_after))
+            metrics.tally.add(metrics.tokens_saved, report.tokens_saved)
 
     def count_repairs(self, repairs: Sequence[Repair]) -> None:
         if repairs:
