@@ -194,6 +194,7 @@ def test_usage_counts_the_cache_as_input():
     assert read_usage(raw) == Usage(input=125, cached=100, output=7, written=20)
     assert read_usage(b'{"input_tokens":5,"output_tokens":7}') == Usage(input=5, cached=None, output=7)
     assert read_usage(b"") == read_usage(b"[") == read_usage(b'{"input_tokens":"x"}') == Usage()
+    assert read_usage(b'{"input_tokens":5,"output_tokens":"7","cache_read_input_tokens":null}') == Usage(input=5)
 
 
 @pytest.mark.parametrize(

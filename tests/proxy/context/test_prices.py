@@ -17,6 +17,7 @@ from tests.support.upstreams import Model
 
 PRICES = {
     "claude-priced": {"input": 1000, "output": 0, "cached": 100, "write": 1250},
+    "anthropic/claude-priced": {"input": 1000, "output": 0, "cached": 100, "write": 1250},
     "my-deployment": {"input": 1000, "output": 1000},
     "dated-2026-01-01": {"input": 2000, "output": 2000},
 }
@@ -70,6 +71,27 @@ def test_input_costs_the_write_price_where_it_is_written(
     assert money is not None
     assert money["sent"] == pytest.approx(cost / 1e6)
     assert money["full"] == pytest.approx(cost / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("details", "cost"),
+    [
+        ({"cached_tokens": 100, "cache_write_tokens": 400}, 100 * 100 + 400 * 1250 + 500 * 1000),
+        ({"cached_tokens": 100, "cache_write_tokens": 0}, 100 * 100 + 900 * 1000),
+        ({"cached_tokens": 100}, 100 * 100 + 900 * 1250),
+        ({"cached_tokens": 100, "cache_write_tokens": "400"}, 100 * 100 + 900 * 1250),
+        ({"cached_tokens": 100, "cache_write_tokens": 2_000_000_000}, 100 * 100 + 900 * (1000 + 4 * 250)),
+    ],
+)
+def test_writes_that_openrouter_reports_cost_the_write_price(
+    priced: Service, model: Model, key: str, details: dict[str, Any], cost: float
+) -> None:
+    usage = {"prompt_tokens": 1_000, "completion_tokens": 1, "total_tokens": 1_001, "prompt_tokens_details": details}
+    model.script(key, ScriptedReply(message={"content": "hi"}, usage=usage))
+    body = {"model": "anthropic/claude-priced", "messages": [{"role": "user", "content": f"a question {key}"}]}
+    (money,) = costs(priced, "/v1/chat/completions", body, key)
+    assert money is not None
+    assert money["sent"] == pytest.approx(cost / 1e6)
 
 
 def test_a_history_that_is_not_written_saves_no_writes(priced: Service, model: Model, key: str) -> None:

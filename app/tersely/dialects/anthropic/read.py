@@ -19,7 +19,7 @@ import msgspec
 from tersely.dialects import undescribed
 from tersely.dialects.dialect import Request, Usage
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.bodies import BodyDecoder, MessageDecoder, check_caller, try_decode, verbatim
+from tersely.dialects.wire.bodies import BodyDecoder, MessageDecoder, check_caller, decode_counts, verbatim
 from tersely.dialects.wire.media import image_size, media_digest, opaque_size, text_size, utf8_size
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.chain import set_injected_apart
@@ -164,7 +164,7 @@ def _mend_reply(raw: bytes) -> bytes:
 
 def read_usage(raw: bytes) -> Usage:
     """Read the ``usage`` of a reply. ``input`` includes tokens that were read from the cache and written to it."""
-    usage = try_decode(_usage_decoder, raw)
+    usage = decode_counts(_usage_decoder, raw)
     if usage is None:
         return Usage()
     fresh, cached, written = usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens

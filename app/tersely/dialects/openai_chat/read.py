@@ -17,7 +17,7 @@ from tersely.dialects import undescribed
 from tersely.dialects.dialect import Request, Usage
 from tersely.dialects.openai_content import TEXT_TYPES
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.bodies import BodyDecoder, MessageDecoder, check_caller, session_ids, try_decode, verbatim
+from tersely.dialects.wire.bodies import BodyDecoder, MessageDecoder, check_caller, decode_counts, session_ids, verbatim
 from tersely.dialects.wire.media import data_url_size, image_size, media_digest, opaque_size
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.chain import set_injected_apart
@@ -64,6 +64,7 @@ class _Request(msgspec.Struct):
 
 class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -255,13 +256,21 @@ def _whole(value: Any) -> int | None:
 
 
 def read_usage(raw: bytes) -> Usage:
-    """Read the ``usage`` member of a reply, including DeepSeek's name for cached tokens. Empty if it cannot be read."""
-    usage = try_decode(_usage_decoder, raw)
+    """Read the ``usage`` member of a reply, including DeepSeek's name for cached tokens and OpenRouter's for those that
+    were written to the cache. Empty if it cannot be read.
+    """
+    usage = decode_counts(_usage_decoder, raw)
     if usage is None:
         return Usage()
     details = usage.prompt_tokens_details
-    cached = details.cached_tokens if details is not None else usage.prompt_cache_hit_tokens
-    return Usage(input=usage.prompt_tokens, cached=cached, output=usage.completion_tokens)
+    if details is None:
+        return Usage(input=usage.prompt_tokens, cached=usage.prompt_cache_hit_tokens, output=usage.completion_tokens)
+    return Usage(
+        input=usage.prompt_tokens,
+        cached=details.cached_tokens,
+        output=usage.completion_tokens,
+        written=details.cache_write_tokens,
+    )
 
 
 def _read_result(message: _Message, raw: bytes) -> ToolResult:

@@ -30,7 +30,7 @@ from tersely.dialects.openai_responses.content import (
     role_of,
 )
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.bodies import BodyDecoder, session_ids, try_decode, verbatim
+from tersely.dialects.wire.bodies import BodyDecoder, decode_counts, session_ids, verbatim
 from tersely.dialects.wire.media import data_url_size, image_size, media_digest, opaque_size
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.chain import set_injected_apart
@@ -65,6 +65,7 @@ class _Request(msgspec.Struct):
 
 class _InputDetails(msgspec.Struct):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -200,13 +201,21 @@ def _read_alone(item: bytes) -> Message:
 
 
 def read_usage(raw: bytes) -> Usage:
-    """Read the ``usage`` member of a reply. Empty if it cannot be read."""
-    usage = try_decode(_usage_decoder, raw)
+    """Read the ``usage`` member of a reply, including OpenRouter's name for tokens that were written to the cache.
+    Empty if it cannot be read.
+    """
+    usage = decode_counts(_usage_decoder, raw)
     if usage is None:
         return Usage()
     details = usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    return Usage(input=usage.input_tokens, cached=cached, output=usage.output_tokens)
+    if details is None:
+        return Usage(input=usage.input_tokens, output=usage.output_tokens)
+    return Usage(
+        input=usage.input_tokens,
+        cached=details.cached_tokens,
+        output=usage.output_tokens,
+        written=details.cache_write_tokens,
+    )
 
 
 def result_media(item: dict[str, Any]) -> list[str]:

@@ -88,6 +88,24 @@ def try_decode(decoder: msgspec.json.Decoder[_Struct], raw: bytes) -> _Struct | 
         return None
 
 
+def decode_counts(decoder: msgspec.json.Decoder[_Struct], raw: bytes) -> _Struct | None:
+    """Decode reported numbers. Values that are no whole numbers are left out; None if ``raw`` is no JSON object."""
+    found = try_decode(decoder, raw)
+    if found is not None or not raw:
+        return found
+    try:
+        return try_decode(decoder, raw_json.dump(_counts_in(raw_json.load(raw))))
+    except ValueError:
+        return None
+
+
+def _counts_in(value: object) -> object:
+    """Return a value with the objects and whole numbers in it alone."""
+    if isinstance(value, dict):
+        return {name: kept for name, each in value.items() if (kept := _counts_in(each)) is not None}
+    return value if type(value) is int else None
+
+
 def verbatim(raw: msgspec.Raw) -> bytes:
     """Return a member's bytes; empty where it is absent or null."""
     value = bytes(raw)
