@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.common.auth import new_key
 from tersely.store.db.connection import Database as Store
 from tersely.store.ops import keys
@@ -90,6 +91,31 @@ async def test_the_database_goes_away_and_comes_back(away: tuple[Service, Relay]
     await healed(service, key)
     await waits_for_spool(service.url)
     assert await stored_words(service, key) == {"user": 6, "assistant": 6}
+
+
+async def test_a_call_without_the_store_has_the_cost_of_any_other(
+    away: tuple[Service, Relay], model: Model, key: str
+) -> None:
+    service, way = away
+    await healed(service, key)
+    details = {"cached_tokens": 20}
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110, "prompt_tokens_details": details}
+    calls = []
+    for number, context in enumerate(("passthrough", "fail-open")):
+        if context == "fail-open":
+            way.cut()
+        model.script(key, ScriptedReply(message={"content": "yes"}, usage=usage))
+        headers = {"X_Tersely_Session": f"{key}-{number}", "X_Script": key}
+        history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, "is anybody there"]
+        assert (await post(service, body_of(*history), **headers)).context == context
+    way.restore()
+    await healed(service, key)
+    await waits_for_spool(service.url)
+    for number in range(2):
+        (call,) = (await post(service, b"", method="GET", path=f"/api/sessions/{key}-{number}/calls")).json["items"]
+        calls.append({name: call[name] for name in ("money", "input_tokens", "cached_tokens", "client", "strategy")})
+    assert calls[0]["money"] is not None
+    assert calls[1] == {**calls[0], "strategy": "full"}
 
 
 async def stored_words(service: Service, key: str) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, Reply, Usage
 from tersely.domain.text.encodable import encodable
 from tersely.domain.tokens import estimate
@@ -15,8 +16,12 @@ from tersely.service.money.charges import (
     is_reported,
 )
 from tersely.service.money.prices import Prices, scale_writes
+from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.sending.sent_call import SentCall
 from tersely.store.commit.records import CallReport
+
+# The strategy that a forwarded call amounts to.
+FULL = "full"
 
 
 class CallReports:
@@ -67,6 +72,35 @@ class CallReports:
             weight=_weigh(last, tokens_after),
             status=status,
             host=sent_call.call.host,
+        )
+
+    def report_unchanged(
+        self, call: Call, requested: str, reply: Reply, status: int, *, tools: bytes | None, tokens_sent: int
+    ) -> CallReport:
+        """Return the figures of a call for the model ``requested`` that was sent as its client wrote it. ``tools``: the
+        digest of its tools.
+        """
+        usage = credible_usage(self._dialect.read_usage(reply.usage))
+        cost_sent, cost_full = self._costs(requested, reply.model, usage, tokens_sent, tokens_sent, tokens_sent)
+        return CallReport(
+            client=client_name(call.header_map) or None,
+            request_id=call.request_id or None,
+            cost_sent=cost_sent,
+            cost_full=cost_full,
+            model=storable_name(requested),
+            strategy=FULL,
+            epoch=0,
+            cut=1,
+            tools=tools,
+            tokens_before=tokens_sent,
+            tokens_after=tokens_sent,
+            input_tokens=usage.input,
+            cached_tokens=usage.cached,
+            output_tokens=usage.output,
+            written_tokens=usage.written,
+            weight=_weigh(usage, tokens_sent),
+            status=status,
+            host=call.host,
         )
 
     def estimate_charge(

@@ -30,7 +30,7 @@ from tersely.service.context.sent_contexts import (
     describe,
     describe_added,
 )
-from tersely.service.money.charges import Charge, credible_count
+from tersely.service.money.charges import Charge
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.durability.durable_writer import DurableWriter
 from tersely.service.proxy.live_calls.live_call import LiveCall, layers_of
@@ -61,9 +61,6 @@ from tersely.store.history.sent_contexts import digest_of
 from tersely.store.history.sessions import write_epoch
 
 _log = logging.getLogger(__name__)
-
-# The strategy that a forwarded call amounts to.
-FULL = "full"
 
 
 class OnStored(Protocol):
@@ -436,31 +433,13 @@ class Recorder:
             outcome=None,
             replies=replies,
             empty=empty,
-            report=self._report_unchanged(incoming, reply, forwarded.status, tools=tools, tokens_sent=sum(counts)),
+            report=self._reports.report_unchanged(
+                call, request.model, reply, forwarded.status, tools=tools, tokens_sent=sum(counts)
+            ),
             epoch=None,
             requested_at=incoming.started,
             started_at=incoming.started,
             answered_at=now,
-        )
-
-    def _report_unchanged(
-        self, incoming: IncomingCall, reply: Reply, status: int, *, tools: bytes | None, tokens_sent: int
-    ) -> CallReport:
-        """Report a call that was sent as its client wrote it. ``tools``: the digest of its tools."""
-        usage = self._dialect.read_usage(reply.usage)
-        return CallReport(
-            model=storable_name(incoming.request.model),
-            strategy=FULL,
-            epoch=0,
-            cut=1,
-            tools=tools,
-            tokens_before=tokens_sent,
-            tokens_after=tokens_sent,
-            input_tokens=credible_count(usage.input),
-            cached_tokens=credible_count(usage.cached),
-            output_tokens=credible_count(usage.output),
-            status=status,
-            host=incoming.call.host,
         )
 
     def not_stored_event(self, error: TerselyError) -> bytes:
