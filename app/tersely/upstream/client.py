@@ -72,6 +72,8 @@ class UpstreamReply:
         self._inflate: zlib._Decompress | None = None
         self._most_inflated = self._room = 0
         self._members = 0
+        # Whether the body begins with deflated bytes, which may lack the header of zlib's format.
+        self._may_be_raw = False
         self._failure: Exception | None = None
         self.status = source.status
         self.headers: Headers = source.headers
@@ -91,13 +93,20 @@ class UpstreamReply:
         The reply is broken off after ``limit`` bytes: a few compressed bytes can stand for any number.
         """
         self._most_inflated = self._room = limit
-        if self._header("content-encoding") in ("gzip", "x-gzip", "deflate"):
+        if self._header("content-encoding") and self._codings() in (["gzip"], ["x-gzip"], ["deflate"]):
             self._inflate = _new_inflate()
+            self._may_be_raw = self._codings() == ["deflate"]
             self.headers = [
                 (name, value)
                 for name, value in self.headers
                 if name.lower() not in ("content-encoding", "content-length")
             ]
+
+    def _codings(self) -> list[str]:
+        """Return how the body is compressed (RFC 9110, section 8.4), in order."""
+        values = [value for name, value in self.headers if name.lower() == "content-encoding"]
+        found = [each.strip().lower() for value in values for each in value.split(",")]
+        return [each for each in found if each not in ("", "identity")]
 
     def _at_hand(self) -> bytes | None:
         """Return the bytes that have arrived, ``b""`` at the end; None if more must be awaited."""
@@ -131,7 +140,12 @@ class UpstreamReply:
         """
         assert self._inflate is not None
         if not self._inflate.eof:
-            return self._inflate.unconsumed_tail or source.take()
+            packed = self._inflate.unconsumed_tail or source.take()
+            if packed and self._may_be_raw:
+                self._may_be_raw = False
+                if packed[0] & 0x0F != zlib.DEFLATED:
+                    self._inflate = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
+            return packed
         rest = self._inflate.unused_data or source.take()
         while rest and not rest.startswith(_MEMBER):
             rest = source.take()
