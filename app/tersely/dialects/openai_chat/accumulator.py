@@ -34,6 +34,7 @@ class ChoiceState:
     """The state of one choice."""
 
     __slots__ = (
+        "_call_indexes",
         "_calls",
         "_calls_by_index",
         "_content",
@@ -57,6 +58,7 @@ class ChoiceState:
         self._filters = [PieceFilter(tags)]
         self._calls: list[dict[str, Any]] = []
         self._calls_by_index: dict[int, dict[str, Any]] = {}
+        self._call_indexes: list[int | None] = []
         self._other: dict[str, Any] = {}
         self._finish = ""
 
@@ -156,8 +158,15 @@ class ChoiceState:
     def _message(self, content: str | list[Any] | None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": content, **_joined(self._other)}
         if self._calls:
-            message["tool_calls"] = _joined(self._calls)
+            message["tool_calls"] = _joined(self._ordered_calls())
         return message
+
+    def _ordered_calls(self) -> list[dict[str, Any]]:
+        """Return the calls in the order of their indexes, as official clients do; as they came where one has none."""
+        indexes = [index for index in self._call_indexes if index is not None]
+        if len(indexes) < len(self._calls) or indexes == sorted(indexes):
+            return self._calls
+        return [self._calls[n] for n in sorted(range(len(indexes)), key=indexes.__getitem__)]
 
     def _model_content(self) -> str | list[Any] | None:
         if self._has_parts:
@@ -208,6 +217,7 @@ class ChoiceState:
         if call is None or (delta.id and call["id"] and str(delta.id) != call["id"]):
             call = {"id": "", "type": "function"}
             self._calls.append(call)
+            self._call_indexes.append(delta.index)
         if delta.index is not None:
             self._calls_by_index[delta.index] = call
         return call

@@ -71,8 +71,11 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
 
 @dataclass(slots=True, kw_only=True)
 class _StreamedCall:
-    """A call on its way. ``is_ours`` None: not known yet, its deltas are held. ``number``: its index for the client."""
+    """A call on its way. ``is_ours`` None: not known yet, its deltas are held. ``index`` is that in the round (None:
+    without one), ``number`` that for the client.
+    """
 
+    index: int | None
     id: str = ""
     name: str = ""
     is_ours: bool | None = None
@@ -96,6 +99,7 @@ class ChatRounds(EventRounds):
         self._calls: list[_StreamedCall] = []
         self._by_index: dict[int, _StreamedCall] = {}
         self._end: list[SseEvent] = []
+        self._has_waiting = False
 
     def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
@@ -108,6 +112,7 @@ class ChatRounds(EventRounds):
         self._waits_with_space = finished.has_text
         self._decoder = SseDecoder()
         self._calls, self._by_index, self._end = [], {}, []
+        self._has_waiting = False
         return rest
 
     def close(self) -> bytes:
@@ -237,6 +242,7 @@ class ChatRounds(EventRounds):
                     False if is_custom else self._judge(call.name, has_started=bool(function.get("arguments")))
                 )
             shown += self._take(call)
+            shown += self._take_waiting()
         return shown
 
     def _find(self, delta: dict[str, Any]) -> tuple[_StreamedCall, bool]:
@@ -245,7 +251,7 @@ class ChatRounds(EventRounds):
         call = (self._calls[-1] if self._calls else None) if index is None else self._by_index.get(index)
         is_new = call is None or bool(call_id and call.id and call_id != call.id)
         if call is None or is_new:
-            call = _StreamedCall()
+            call = _StreamedCall(index=index if type(index) is int else None)
             self._calls.append(call)
         call.id = call_id or call.id
         if index is not None:
@@ -261,17 +267,37 @@ class ChatRounds(EventRounds):
             return name in self._names
         return None if any(own.startswith(name) for own in self._names) else False
 
-    def _take(self, call: _StreamedCall) -> list[bytes]:
-        """Return the held parts of a call once its owner is known; nothing for a call to Tersely's tools."""
+    def _take(self, call: _StreamedCall, *, is_last: bool = False) -> list[bytes]:
+        """Return the held parts of a call once its owner is known; nothing for a call to Tersely's tools.
+
+        A call waits for those with lower indexes, unless ``is_last``: nothing more comes. Clients order calls by index.
+        """
         if call.is_ours is None:
             return []
-        held, call.held = call.held, []
         if call.is_ours:
+            call.held = []
             return []
+        if call.number < 0 and not is_last and not self._is_next(call):
+            self._has_waiting = True
+            return []
+        held, call.held = call.held, []
         if call.number < 0:
             call.number = self._shown
             self._shown += 1
         return [_numbered(raw, call.number) for raw in held]
+
+    def _is_next(self, call: _StreamedCall) -> bool:
+        """Return whether every call with a lower index has its number, or is one to Tersely's tools."""
+        before = (self._by_index.get(index) for index in range(call.index or 0))
+        return all(each is not None and (each.is_ours or each.number >= 0) for each in before)
+
+    def _take_waiting(self, *, is_last: bool = False) -> list[bytes]:
+        """Return the held parts of calls that have waited for others with lower indexes."""
+        if not self._has_waiting:
+            return []
+        self._has_waiting = False
+        calls = sorted(self._calls, key=lambda call: call.index or 0)
+        return [raw for call in calls if call.held for raw in self._take(call, is_last=is_last)]
 
     def _release_complete(self, *, but: _StreamedCall | None = None) -> list[bytes]:
         """Release the held deltas of the client's calls, except this one: they are complete."""
@@ -284,7 +310,7 @@ class ChatRounds(EventRounds):
 
     def _release(self) -> bytes:
         """Return the held parts of the client's calls as an event, when the round ends."""
-        shown = self._release_complete()
+        shown = self._release_complete() + self._take_waiting(is_last=True)
         if not shown:
             return b""
         members = _last_members(self._sample)
