@@ -102,3 +102,53 @@ def test_requests_that_take_more_functions(dialect: Dialect, body: dict[str, Any
 def test_tools_that_are_no_list_are_refused() -> None:
     with pytest.raises(InvalidRequest):
         DIALECTS["openai_chat"].add_tools(b'{"tools":{"a":1}}', [OFFER])
+
+
+_ANY = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["autofix"]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "requires"),
+    [
+        ("openai_chat", "auto", False),
+        ("openai_chat", "none", False),
+        ("openai_chat", "required", True),
+        ("openai_chat", "any", True),
+        ("openai_chat", None, False),
+        ("openai_chat", {"type": "function", "function": {"name": "autofix"}}, True),
+        ("openai_chat", {"type": "custom", "custom": {"name": "nonempty"}}, True),
+        ("openai_chat", {"name": "autofix"}, True),
+        ("openai_chat", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, False),
+        ("openai_chat", {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": ["auto"]}}, True),
+        ("openai_responses", "auto", False),
+        ("openai_responses", "required", True),
+        ("openai_responses", {"type": "function", "name": "none_left"}, True),
+        ("openai_responses", {"type": "file_search"}, True),
+        ("openai_responses", {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "x"}]}, False),
+        ("openai_responses", {"type": "allowed_tools", "mode": "required", "tools": [{"name": "auto"}]}, True),
+        ("anthropic", {"type": "auto"}, False),
+        ("anthropic", {"type": "none"}, False),
+        ("anthropic", {"type": "any"}, True),
+        ("anthropic", {"type": "tool", "name": "autofix"}, True),
+        ("gemini", {"functionCallingConfig": {"mode": "AUTO"}}, False),
+        ("gemini", {"functionCallingConfig": {"mode": "VALIDATED"}}, False),
+        ("gemini", {"retrievalConfig": {"languageCode": "de"}}, False),
+        ("gemini", _ANY, True),
+        ("gemini", {"function_calling_config": {"mode": "any"}}, True),
+        ("gemini_gca", _ANY, True),
+    ],
+)
+def test_a_tool_choice_is_read_in_its_dialect(name: DialectName, choice: Any, requires: bool) -> None:
+    assert dialect_named(name).requires_call(json.dumps(choice).encode()) is requires
+
+
+@pytest.mark.parametrize("name", [*DIALECTS])
+def test_a_tool_choice_that_cannot_be_read_requires_nothing(name: DialectName) -> None:
+    for choice in (b"[", b"7", b'[{"type": "any"}]', b'"\xff"'):
+        assert not dialect_named(name).requires_call(choice)
+
+
+def test_the_older_function_call_is_a_tool_choice() -> None:
+    body = {"messages": [], "functions": [{"name": "autofix"}], "function_call": {"name": "autofix"}}
+    dialect = dialect_named("openai_chat")
+    assert dialect.requires_call(dialect.read_request(json.dumps(body).encode()).tool_choice)

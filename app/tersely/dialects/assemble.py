@@ -72,6 +72,8 @@ class ToolsModule(Protocol):
     def add_tools(self) -> Callable[[bytes, Sequence[ToolOffer]], bytes]: ...
     @property
     def forbid_tools(self) -> Callable[[bytes], bytes]: ...
+    @property
+    def requires_call(self) -> Callable[[bytes], bool]: ...
 
 
 class StreamModule(Protocol):
@@ -118,6 +120,7 @@ def assemble(
         with_prefix=write.with_prefix,
         add_tools=tools.add_tools,
         forbid_tools=tools.forbid_tools,
+        requires_call=tools.requires_call,
         error_body=write.error_body,
         error_event=write.error_event,
         open_stream=stream.ReplyStream,

@@ -327,6 +327,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     with_prefix: Callable[[bytes, str], bytes]
     add_tools: Callable[[bytes, Sequence[ToolOffer]], bytes]
     forbid_tools: Callable[[bytes], bytes]
+    requires_call: Callable[[bytes], bool]
+    """Whether a request's ``tool_choice`` requires that the model calls a tool."""
     error_body: Callable[[ErrorDescription], bytes]
     """The body of an error response in the dialect's own shape."""
     error_event: Callable[[bytes], bytes]

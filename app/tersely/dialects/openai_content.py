@@ -9,6 +9,8 @@ from tersely.dialects.wire import raw_json
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", ""})
 """Parts of these types are text."""
 
+_MODES = ("auto", "none", "required", "any")
+
 
 def is_text(part: object) -> bool:
     """Return whether a part is text."""
@@ -16,6 +18,23 @@ def is_text(part: object) -> bool:
         kind = part.get("type", "")
         return isinstance(kind, str) and kind in TEXT_TYPES and isinstance(part.get("text"), str)
     return isinstance(part, str)
+
+
+def requires_call(choice: bytes) -> bool:
+    """Return whether a ``tool_choice`` requires that the model calls a tool: any, or a certain one.
+
+    An object names a tool, unless it lists allowed ones, with a mode. The older ``function_call`` reads the same.
+    """
+    try:
+        value = raw_json.load(choice)
+    except ValueError:
+        return False
+    if isinstance(value, dict):
+        kind, inner = value.get("type"), value.get("allowed_tools")
+        if kind not in ("allowed_tools", *_MODES):
+            return True
+        value = kind if kind in _MODES else (inner if isinstance(inner, dict) else value).get("mode")
+    return isinstance(value, str) and value.lower() in ("required", "any")
 
 
 def text_part(text: str, kind: str = "text") -> bytes:

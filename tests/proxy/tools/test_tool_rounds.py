@@ -250,16 +250,21 @@ def test_after_eight_rounds_the_model_has_to_answer(client: openai.OpenAI, model
     assert [each.get("tool_choice") for each in requests] == [None] * 8 + ["none"]
 
 
+AUTOMATE = {"type": "function", "function": {"name": "automate", "parameters": {"type": "object"}}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [AUTOMATE]}}
+
+
 @pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "automate"}}, ALLOWED])
 def test_required_tool_choice_drops_own_tools_in_the_last_round(
-    client: openai.OpenAI, model: Model, key: str, streams: bool
+    client: openai.OpenAI, model: Model, key: str, streams: bool, choice: Any
 ):
-    model.script(key, *[calling(PAD) for _ in range(8)], calling(("t", "add", {"a": 1})))
-    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
-    seen = ask(client, streams, **request, tool_choice="required")
+    model.script(key, *[calling(PAD) for _ in range(8)], calling(("t", "automate", {"a": 1})))
+    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [AUTOMATE]}
+    seen = ask(client, streams, **request, tool_choice=choice)
     assert [call["id"] for call in seen["tool_calls"]] == ["t"]
     last = model.bodies(key)[-1]
-    assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
+    assert (last["tool_choice"], last["tools"]) == (choice, [AUTOMATE])
 
 
 @pytest.mark.parametrize("streams", [False, True])

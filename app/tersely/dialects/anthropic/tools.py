@@ -15,6 +15,15 @@ def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
     return append_tools(body, definitions)
 
 
+def requires_call(choice: bytes) -> bool:
+    """Return whether a ``tool_choice`` requires that the model calls a tool: any, or a certain one."""
+    try:
+        value = raw_json.load(choice)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and value.get("type") in ("any", "tool")
+
+
 def forbid_tools(body: bytes) -> bytes:
     """Return the request with its tools, none of which the model may call. A cached prefix stays valid."""
     members = split_body(body)

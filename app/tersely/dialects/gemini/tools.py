@@ -18,6 +18,17 @@ def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
     return append_tools(body, [{"functionDeclarations": declarations}])
 
 
+def requires_call(choice: bytes) -> bool:
+    """Return whether a ``toolConfig`` requires that the model calls a function."""
+    try:
+        value = raw_json.load(choice)
+    except ValueError:
+        return False
+    config = next((value[name] for name in CALLING if name in value), None) if isinstance(value, dict) else None
+    mode = config.get("mode") if isinstance(config, dict) else None
+    return isinstance(mode, str) and mode.upper() == "ANY"
+
+
 def forbid_tools(body: bytes) -> bytes:
     """Return the request with its tools, none of which the model may call. A cached prefix stays valid."""
     members = split_body(body)

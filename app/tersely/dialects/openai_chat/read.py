@@ -52,6 +52,7 @@ class _Request(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
     functions: msgspec.Raw = msgspec.Raw()
     tool_choice: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
     response_format: msgspec.Raw = msgspec.Raw()
     modalities: Any = None
     stop: msgspec.Raw = msgspec.Raw()
@@ -236,7 +237,7 @@ def _to_request(request: _Request) -> Request:
         include_usage=options is not None and bool(options.include_usage),
         n=1 if request.n is None else request.n,
         tools=verbatim(request.tools) or verbatim(request.functions),
-        tool_choice=verbatim(request.tool_choice),
+        tool_choice=verbatim(request.tool_choice) or verbatim(request.function_call),
         response_format=_read_format(verbatim(request.response_format)),
         is_text=not isinstance(request.modalities, list) or all(each == "text" for each in request.modalities),
         stop=verbatim(request.stop),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tersely.dialects.dialect import ToolOffer
+from tersely.dialects.openai_content import requires_call as requires_call
 from tersely.dialects.tool_rounds import tool_names
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.members import append_tools, split_body

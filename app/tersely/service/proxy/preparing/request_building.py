@@ -10,7 +10,7 @@ from msgspec import structs
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
-from tersely.dialects.dialect import Dialect, Request, RequestPatch
+from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.domain.history.sessions import title_of
 from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.common import tokens
@@ -132,7 +132,7 @@ class RequestBuilder:
         if built is None or (config.is_unchanged and is_complete):
             return _UpstreamBody(body=call.body)
         asks_usage = request.stream and not request.include_usage and not config.is_unchanged
-        must_call = _requires_tool_call(request)
+        must_call = bool(request.tool_choice) and self._dialect.requires_call(request.tool_choice)
         # Tools come before everything else, so the cached prefix of a prompt depends on them. If the client forces one
         # of its own tools or forbids all, Tersely's stay in the list: the model cannot call them then.
         all_offers = offers_in(built.context.epoch, config)
@@ -274,9 +274,3 @@ def _title(history: IncomingHistory) -> str | None:
     """Return the first words of the user."""
     first = next((message.text for message in history.messages if message.starts_turn and message.text.strip()), None)
     return None if first is None else title_of(first)
-
-
-def _requires_tool_call(request: Request) -> bool:
-    """Return whether the client requires that the model calls a tool."""
-    choice = request.tool_choice.lower()
-    return choice not in {b"", b"null"} and b"auto" not in choice and b"none" not in choice
