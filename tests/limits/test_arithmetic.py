@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.domain.limits import Limits, Portion, TotalUse, UseRequest, grant, retry_after
+from tersely.service.limits.accounts import Account, RequestNeed
+from tersely.store.ops.limits import LimitHolder
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC)
 
@@ -95,3 +97,45 @@ def test_unlimited_amounts_are_granted_and_a_record_of_another_version_is_read()
 def test_a_tenant_without_any_concurrent_call_is_not_asked_to_try_each_second() -> None:
     assert retry_after("concurrent", TotalUse(), Limits(concurrent=1), NOON) == 1
     assert retry_after("concurrent", TotalUse(), Limits(concurrent=0), NOON) == 60
+
+
+class Worker:
+    """A worker's account of one tenant, beside the record that all workers share."""
+
+    def __init__(self, limits: Limits, now: datetime) -> None:
+        self.now = now
+        self.use = TotalUse()
+        self.account = Account(LimitHolder("t"), limits, "w", monotonic=self._seconds, clock=lambda: self.now)
+
+    def _seconds(self) -> float:
+        return self.now.timestamp()
+
+    def refill(self, *, passes: timedelta = timedelta()) -> None:
+        """Ask for a portion, which comes after so long."""
+        ask = self.account.ask(wants=True)
+        granted = grant(self.use, self.account.limits, ask, self.now)
+        self.use, self.now = granted.use, self.now + passes
+        self.account.accept(ask, granted, is_local=False)
+
+
+def test_what_calls_reserved_before_midnight_is_no_room_of_the_new_day() -> None:
+    worker = Worker(Limits(tokens_per_day=100_000, money_per_month=100), datetime(2026, 3, 31, 23, 59, tzinfo=UTC))
+    account = worker.account
+    account.mean_tokens, account.mean_money = 20_000, 20
+    worker.refill()
+    call, other = account.take(RequestNeed(is_model_call=True)), account.take(RequestNeed(is_model_call=True))
+    worker.now += timedelta(minutes=2)
+    call.close()
+    account.begin_period()
+    assert (account.tokens, account.money) == (-20_000, -20)  # both took more than there was
+    other.charge(5_000, 5)
+    other.close()
+    assert (account.tokens, account.money) == (-25_000, -25)
+
+
+def test_a_portion_that_comes_after_midnight_is_no_room_of_the_new_day() -> None:
+    worker = Worker(Limits(tokens_per_day=100_000), datetime(2026, 3, 31, 23, 59, 59, tzinfo=UTC))
+    worker.refill(passes=timedelta(seconds=2))
+    assert worker.account.tokens == 0
+    worker.refill()
+    assert worker.account.tokens == 1_000

@@ -85,7 +85,7 @@ class Account(msgspec.Struct, eq=False):
 
     def lacks(self, need: RequestNeed) -> list[LimitName]:
         """Return the limits of which this worker does not hold enough for a request."""
-        self._begin_period()
+        self.begin_period()
         limits = self.limits
         found: list[LimitName] = []
         if limits.requests_per_minute is not None and self.requests < 1:
@@ -124,7 +124,7 @@ class Account(msgspec.Struct, eq=False):
 
     def charge(self, tokens: float, money: float) -> None:
         """Count use that no request has reserved. A resulting debt is settled in the background."""
-        self._begin_period()
+        self.begin_period()
         if self.limits.tokens_per_day is not None:
             self.tokens -= tokens
         if self.limits.money_per_month is not None:
@@ -191,7 +191,7 @@ class Account(msgspec.Struct, eq=False):
 
     def ask(self, *, wants: bool) -> UseRequest:
         """Return the request for the next portion. Debts and returned amounts leave the balances: see `revert`."""
-        self._begin_period()
+        self.begin_period()
         is_idle = not wants and self.monotonic() - self.used_at > IDLE
         returned = Portion(
             requests=min(0.0, self.requests) if not is_idle else self.requests,
@@ -227,8 +227,12 @@ class Account(msgspec.Struct, eq=False):
         portion = granted.portion
         self.use = granted.use
         self.requests += portion.requests
-        self.tokens += portion.tokens
-        self.money += portion.money
+        self.begin_period()
+        # What was granted of a period that has ended meanwhile is not there in the new one.
+        if granted.use.day >= self.day:
+            self.tokens += portion.tokens
+        if granted.use.month >= self.month:
+            self.money += portion.money
         self.slots = granted.slots
         self.synced_at = now
         self.recent = 0
@@ -271,7 +275,7 @@ class Account(msgspec.Struct, eq=False):
         limit = self.limits.concurrent
         return 0 if limit is None else self.waiting + math.floor(2 * AHEAD * limit)
 
-    def _begin_period(self) -> None:
+    def begin_period(self) -> None:
         """Reset the use of a past day or month."""
         now = self.clock()
         day, month = f"{now:%Y-%m-%d}", f"{now:%Y-%m}"
@@ -286,10 +290,11 @@ class Account(msgspec.Struct, eq=False):
 class AccountReservation:
     """The tokens, the money and the slot that a request has reserved in an account."""
 
-    __slots__ = ("_account", "_is_concurrent", "_money", "_tokens")
+    __slots__ = ("_account", "_day", "_is_concurrent", "_money", "_month", "_tokens")
 
     def __init__(self, account: Account, tokens: float, money: float, *, is_concurrent: bool) -> None:
         self._account = account
+        self._day, self._month = account.day, account.month
         self._tokens = tokens
         self._money = money
         self._is_concurrent = is_concurrent
@@ -298,6 +303,7 @@ class AccountReservation:
         """Count the use of a model call, first against its reservation."""
         account = self._account
         account.learn(tokens, money)
+        self._drop_past()
         if account.limits.tokens_per_day is not None:
             from_reserve = min(self._tokens, tokens)
             self._tokens -= from_reserve
@@ -307,9 +313,19 @@ class AccountReservation:
             self._money -= from_reserve
             account.money -= money - from_reserve
 
+    def _drop_past(self) -> None:
+        """Drop what was reserved of a day or month that has ended: the new one's use is charged in full."""
+        account = self._account
+        account.begin_period()
+        if self._day != account.day:
+            self._tokens = 0.0
+        if self._month != account.month:
+            self._money = 0.0
+
     def close(self) -> None:
         """Give back the rest of the reservation, and the slot."""
         account = self._account
+        self._drop_past()
         account.tokens += self._tokens
         account.money += self._money
         self._tokens = self._money = 0.0
