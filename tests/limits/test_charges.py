@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import aiohttp
 import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.common.offload import LONG
+from tersely.service.proxy.recording.recorder import Recorder
 from tests.conftest import Database
 from tests.limits.conftest import ADMIN_KEY, NewTenant, admin, make_tenant
 from tests.support.dialect_wires import WIRES
@@ -233,6 +236,27 @@ async def test_calls_count_whose_client_leaves_before_the_reply(
     headers = {"X-Script": script} | ({"X-Tersely-Bypass": "true"} if path == "forwarded" else {})
     await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions", **headers)
     assert TOKENS <= await used(worker, tenant) <= 1.5 * TOKENS
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_calls_count_whose_client_leaves_while_a_long_reply_is_read(
+    worker: Worker, new_tenant: NewTenant, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """Long replies are read in a thread, and counted when it is done."""
+    read = Recorder._reply_write
+
+    def read_slowly(*given: Any, **named: Any) -> Any:
+        time.sleep(1.5)
+        return read(*given, **named)
+
+    monkeypatch.setattr(Recorder, "_reply_write", read_slowly)
+    monkeypatch.setattr(Recorder, "_work_size", lambda *_: LONG)
+    tenant = await new_tenant(tokens_per_day=LIMIT)
+    await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions")
+    assert TOKENS / 2 <= await used(worker, tenant) <= 1.5 * TOKENS
+    sessions = f"{worker.base_url}/api/sessions"
+    async with worker.http.get(sessions, headers={"X-Tersely-Key": tenant.key}) as answer:
+        assert [each["messages"] for each in (await answer.json())["items"]] == [2]
 
 
 @pytest.fixture

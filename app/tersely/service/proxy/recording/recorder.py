@@ -315,19 +315,21 @@ class Recorder:
             return
         prepared = self.full(sent)
         is_answered = is_answered and status < 400
-        prepared, write, estimate = await run_in_thread_if_large(
-            self._work_size(prepared, reply),
-            partial(
-                self._reply_write,
-                prepared,
-                reply,
-                status,
-                is_whole=is_whole,
-                is_answered=is_answered,
-                hidden=hidden,
-                now=self._clock(),
-            ),
+        work = partial(
+            self._reply_write,
+            prepared,
+            reply,
+            status,
+            is_whole=is_whole,
+            is_answered=is_answered,
+            hidden=hidden,
+            now=self._clock(),
         )
+        try:
+            prepared, write, estimate = await run_in_thread_if_large(self._work_size(prepared, reply), work)
+        except asyncio.CancelledError:  # the client has left meanwhile
+            self._submit_reply(prepared, reply, status, is_answered=is_answered, hidden=hidden)
+            raise
         self._counter.count_call(
             prepared, write.report, estimate, is_one_round=reply.rounds == 1, is_answered=is_answered
         )

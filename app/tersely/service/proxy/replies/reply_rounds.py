@@ -121,7 +121,11 @@ async def relay_whole(steps: RoundSteps, started: StartedReply) -> RelayedReply:
         steps.timer.observe(call, sent_at, ended_at)
         return as_it_is
     has_own_calls = bool(transcript.own_calls(reply)[0])
-    combined = await run_in_thread_if_large(len(body), transcript.combine, reply, results)
+    try:
+        combined = await run_in_thread_if_large(len(body), transcript.combine, reply, results)
+    except asyncio.CancelledError:
+        steps.recorder.record_failure(prepared, source.status, transcript.unfinished)
+        raise
     await steps.recorder.commit(prepared, combined.reply, source.status, is_whole=True, hidden=combined.hidden)
     steps.timer.observe(call, sent_at, ended_at)
     if not (has_own_calls or transcript.rounds) or reply.unread or not combined.client_message:
@@ -313,9 +317,9 @@ class StreamRelay:
 
         ``is_answered``: something of the last round has come.
         """
-        self._is_committed = True
         stream = self._stream
         combined = await run_in_thread_if_large(stream.size, self._transcript.combine, await stream.reply())
+        self._is_committed = True
         await self._steps.recorder.commit_partial(
             self._prepared, combined.reply, self._status, is_answered=is_answered, hidden=combined.hidden
         )
