@@ -34,6 +34,13 @@ TOKENS = 2_000
 """About the tokens of `QUESTION`."""
 NONE: dict[str, Any] = {}
 """The usage of a host that reports none."""
+BAD: list[dict[str, Any]] = [
+    {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    {"prompt_tokens": -9, "completion_tokens": -9, "total_tokens": -18},
+    {"prompt_tokens": "9", "completion_tokens": None},
+    {"prompt_tokens": 10**30, "completion_tokens": 10**30},
+    {"prompt_tokens": 1.5, "completion_tokens": []},
+]
 ERROR = b'{"error": {"message": "no", "type": "server_error", "code": null}}'
 
 
@@ -146,6 +153,21 @@ async def test_request_and_reply_are_estimated_where_the_host_reports_no_usage(
     headers = {"X_Tersely_Bypass": "true"} if path == "forwarded" else {}
     assert (await ask(worker, tenant, body_of(QUESTION, stream=streams), X_Script=script, **headers))[0] == 200
     assert TOKENS + 4_000 <= await used(worker, tenant) <= 1.5 * (TOKENS + 4_000)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", ["stored", "forwarded"])
+async def test_impossible_usage_counts_as_none(
+    worker: Worker, new_tenant: NewTenant, model: Model, path: str, streams: bool
+) -> None:
+    tenants = [await new_tenant(tokens_per_day=LIMIT) for _ in BAD]
+    headers = {"X_Tersely_Bypass": "true"} if path == "forwarded" else {}
+    for tenant, usage in zip(tenants, BAD, strict=True):
+        script = model.script(tenant.name, ScriptedReply(message={"content": "word " * 4_000}, usage=usage))
+        body = body_of(QUESTION, stream=streams, stream_options={"include_usage": True} if streams else None)
+        assert (await ask(worker, tenant, body, X_Script=script, **headers))[0] == 200
+    for tenant in tenants:
+        assert TOKENS + 4_000 <= await used(worker, tenant) <= 1.5 * (TOKENS + 4_000)
 
 
 async def test_forwarded_streams_count_though_the_client_does_not_ask_for_usage(

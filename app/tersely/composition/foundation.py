@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from tersely import __version__
@@ -140,7 +141,7 @@ def build_foundation(
             clock=clock,
             monotonic=time.monotonic,
             name=new_id(),
-            charge=limiter.charge,
+            charge=partial(_charge_summary, limiter, prices),
         ),
         embedder=embedder,
         searcher=searcher,
@@ -191,6 +192,21 @@ def _summarizer_config(settings: Settings) -> SummarizerConfig:
         input_price=settings.summarizer_input_price,
         output_price=settings.summarizer_output_price,
     )
+
+
+def _charge_summary(
+    limiter: Limiter,
+    prices: Prices,
+    tenant: str,
+    model: str,
+    input_tokens: int,
+    output_tokens: int,
+    money: float | None,
+) -> None:
+    """Count a summary for its tenant. Its model costs the configured price (``money``), else that of the table."""
+    if money is None and (price := prices.of(model)) is not None:
+        money = price.input * input_tokens + price.output * output_tokens
+    limiter.charge(tenant, input_tokens + output_tokens, money or 0.0)
 
 
 def _build_embedder(settings: Settings, database: Database, prices: Prices, limiter: Limiter) -> Embedder | None:

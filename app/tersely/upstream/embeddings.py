@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,8 @@ from tersely.domain.errors import UpstreamRefused, UpstreamUnavailable
 from tersely.upstream.client import Timeouts, Upstream
 
 MAX_REPLY = 64 * 1024 * 1024
+# No host counts as many for one request.
+MOST_TOKENS = 2**31
 # Statuses that concern the host or our key, and not the request's content.
 _NOT_NOW = frozenset({401, 403, 404, 408, 425, 429})
 
@@ -22,7 +25,7 @@ class _Embedding(msgspec.Struct):
 
 
 class _EmbeddingUsage(msgspec.Struct):
-    total_tokens: int = 0
+    total_tokens: Any = None
 
 
 class _EmbeddingReply(msgspec.Struct):
@@ -90,4 +93,5 @@ def _read(content: bytes, count: int) -> EmbeddingResult:
         raise UpstreamUnavailable("the embedding model's reply does not fit the texts")
     if not all(vectors):
         raise UpstreamUnavailable("the embedding model's reply holds an empty vector")
-    return EmbeddingResult(vectors=vectors, tokens=reply.usage.total_tokens if reply.usage is not None else None)
+    tokens = reply.usage.total_tokens if reply.usage is not None else None
+    return EmbeddingResult(vectors=vectors, tokens=tokens if type(tokens) is int and 0 < tokens < MOST_TOKENS else None)

@@ -31,11 +31,12 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_reported(usage: Usage, *, is_whole: bool) -> bool:
-    """Return whether a host has reported the whole use of a call. ``is_whole``: the reply is.
+    """Return whether a host has reported the whole use of a call. ``is_whole``: the reply is. A request of 0 tokens is
+    none that was counted.
 
     Anthropic's streams begin with the tokens of the request and with one token of the reply.
     """
-    return is_whole and usage.input is not None and usage.output is not None
+    return is_whole and bool(usage.input) and usage.output is not None
 
 
 def charge_of(usage: Usage, price: ModelPrice | None, *, sent: int = 0, answered: int = 0) -> Charge:
@@ -44,7 +45,7 @@ def charge_of(usage: Usage, price: ModelPrice | None, *, sent: int = 0, answered
     ``sent`` and ``answered`` are estimates, in tokens: of the requests whose usage is not reported, and of the least
     that the model has written.
     """
-    if usage.input is None:
+    if not usage.input:
         usage = Usage(input=0, output=usage.output, written=0)
     tokens, output = sent + (usage.input or 0), max(answered, usage.output or 0)
     money = None
@@ -64,7 +65,7 @@ def charge_of_metered(
     if reply.is_error:
         return Charge(0, None)
     usage, written = credible_usage(reply.usage), min(MOST_UNREAD, reply.written)
-    if usage.input is not None:
+    if usage.input:
         is_reported = is_whole and usage.output is not None
         return charge_of(usage, price_of(requests[0].model), answered=0 if is_reported else written)
     tokens, money = 0, None

@@ -91,8 +91,8 @@ class Summarizer:
         room_each: int = 64,
         charge: Charge = charge_nobody,
     ) -> None:
-        """``name`` identifies this process. ``room_each``: the maximum of jobs of one session. ``charge`` counts tokens
-        and USD for a tenant's limits.
+        """``name`` identifies this process. ``room_each``: the maximum of jobs of one session. ``charge`` counts the
+        tokens of a call for a tenant's limits.
         """
         self.config = models.config
         self._database = database

@@ -12,6 +12,7 @@ from tersely.domain.history.history import Entry, SummarySource
 from tersely.domain.tokens import Encode
 from tersely.service.common import tokens
 from tersely.service.common.metrics import Metrics
+from tersely.service.money.charges import credible_count
 from tersely.service.summaries.jobs import Job, SummaryInput
 from tersely.service.summaries.models import ModelAnswer, ModelFailed, Models, SelectedModel
 from tersely.store.db.connection import Connection, Database
@@ -57,11 +58,11 @@ class WrittenSummary:
     error: str = ""
 
 
-# Tenant, tokens, USD.
-Charge = Callable[[str, float, float], None]
+# Tenant, model, tokens of input and of output, USD (None: no price is configured).
+Charge = Callable[[str, str, int, int, float | None], None]
 
 
-def charge_nobody(_tenant: str, _tokens: float, _money: float) -> None:
+def charge_nobody(_tenant: str, _model: str, _input: int, _output: int, _money: float | None) -> None:
     """Count nothing."""
 
 
@@ -81,7 +82,7 @@ class SummaryWriter:
         clock: Callable[[], datetime],
         charge: Charge = charge_nobody,
     ) -> None:
-        """``charge`` counts tokens and USD for a tenant's limits."""
+        """``charge`` counts the tokens of a call for a tenant's limits."""
         self._charge = charge
         self._database = database
         self._models = models
@@ -198,16 +199,16 @@ class SummaryWriter:
     ) -> None:
         """Add the tokens of a finished call; Tersely's own count if the host did not report them."""
         encode = _encoder(chosen.model)
-        input_tokens, output_tokens = answered.input_tokens, answered.output_tokens
-        if input_tokens is None:
+        input_tokens, output_tokens = credible_count(answered.input_tokens), credible_count(answered.output_tokens)
+        if not input_tokens:
             input_tokens = await asyncio.to_thread(encode, question.instructions + question.message)
         if output_tokens is None:
             output_tokens = encode(answered.reply.text)
-        costs = SummaryCosts(input_tokens=max(0, input_tokens), output_tokens=max(0, output_tokens))
+        costs = SummaryCosts(input_tokens=input_tokens, output_tokens=output_tokens)
         price = self._models.config.price_of(costs.input_tokens, costs.output_tokens)
         if price:
             self._metrics.summarizer_cost.inc(price)
-        self._charge(job.tenant, costs.input_tokens + costs.output_tokens, price or 0.0)
+        self._charge(job.tenant, chosen.model, costs.input_tokens, costs.output_tokens, price)
         async with self._database.transaction(job.tenant) as connection:
             await summary_costs.add(connection, *job.session_key, day, chosen.name, costs)
 

@@ -122,7 +122,7 @@ class CallReports:
         price = self._prices.of_call(sent_call.request.model, reply.model, self._dialect.name)
         is_answered = is_answered and not is_error(reply)
         unreported = int(is_answered and reply.lacks_last_usage)
-        if usage.input is None:
+        if not usage.input:
             unreported = reply.rounds - (not is_answered)
         # Without a context, the client's own bytes were sent.
         context = report.tokens_after or estimate(len(sent_call.body))

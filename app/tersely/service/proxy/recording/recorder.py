@@ -186,7 +186,7 @@ class Recorder:
         self._disarm(call)
         write = self._live_write(call, reply, status)
         report, estimate = write.report, None
-        if report.input_tokens is None or report.output_tokens is None:
+        if not report.input_tokens or report.output_tokens is None:
             estimate = self._reports.estimate_charge(call, reply, report, is_whole=True, is_answered=True)
         self._counter.count_tokens(report)
         self._counter.count_repairs(call.live.repairs)

@@ -174,7 +174,7 @@ class Forwarder:
         price = self._prices.of_call(requested, reply.model, dialect.name)
         if is_reported(usage, is_whole=forwarded.cut_off is None) or is_error(reply):
             return charge_of(usage, price)
-        sent = estimate_request(dialect, call.body, is_compressed=call.is_compressed) if usage.input is None else 0
+        sent = estimate_request(dialect, call.body, is_compressed=call.is_compressed) if not usage.input else 0
         return charge_of(usage, price, sent=sent, answered=estimate_reply(dialect, reply, forwarded.unparsed))
 
     async def _metered(
