@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -435,8 +436,10 @@ async def _respond(send: Send, answer: ProxyResponse, running: RunningCall | Non
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
         return
+    is_begun = False
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        is_begun = True
         async for chunk in chunks:
             if running is not None:
                 running.state = "streaming"
@@ -444,4 +447,21 @@ async def _respond(send: Send, answer: ProxyResponse, running: RunningCall | Non
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         # An abandoned generator ends only when it is collected, and its records must not wait for that.
+        if not is_begun:
+            await _begin_and_cancel(chunks)
         await chunks.aclose()
+
+
+async def _begin_and_cancel(chunks: AsyncGenerator[bytes, None]) -> None:
+    """Have a reply of which nothing was asked for take note that its client is gone: the body of a generator that has
+    not begun never runs, so that its call would neither be counted nor end.
+    """
+
+    async def begin() -> None:
+        with suppress(StopAsyncIteration):
+            await anext(chunks)
+
+    beginning = asyncio.get_running_loop().create_task(begin())
+    await asyncio.sleep(0)
+    beginning.cancel()
+    await asyncio.gather(beginning, return_exceptions=True)
