@@ -260,6 +260,30 @@ async def test_calls_count_whose_client_leaves_before_the_reply(
     assert TOKENS <= await used(worker, tenant) <= 1.5 * TOKENS
 
 
+@pytest.mark.parametrize("reports", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_rounds_count_whose_client_leaves_before_the_last(
+    store: Database, model: Model, streams: bool, reports: bool
+) -> None:
+    settings = {"strategy": "slim", "tools": "manage_scratchpad", "epoch": FROM_THE_START, "instructions": "off"}
+    async with run_worker(store, model.url, auth="keys", admin_key=ADMIN_KEY, **settings) as worker:
+        tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT, concurrent=1)
+        call = {"name": "manage_scratchpad", "arguments": '{"action": "read"}'}
+        message = {"content": "", "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+        usage = {"prompt_tokens": TOKENS, "completion_tokens": 77, "total_tokens": TOKENS + 77} if reports else NONE
+        script = model.script(
+            tenant.name,
+            ScriptedReply(message=message, usage=usage),
+            ScriptedReply(message={"content": "late"}, first_delay=5),
+        )
+        headers = {"X-Script": script}
+        await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions", **headers)
+        assert not model.replies[script]
+        # Both rounds send the question, and the second one the tool's result too.
+        assert 2 * TOKENS <= await used(worker, tenant) <= 4 * TOKENS
+        assert await used(worker, tenant, "concurrent") == 0
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_calls_count_whose_client_leaves_while_a_long_reply_is_read(
     worker: Worker, new_tenant: NewTenant, monkeypatch: pytest.MonkeyPatch, streams: bool

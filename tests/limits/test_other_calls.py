@@ -105,6 +105,11 @@ REPORTED = [
         reply={"name": "cachedContents/c", "usageMetadata": {"totalTokenCount": 4_096}},
         counts=exactly(4_096),
     ),
+    Case(
+        path="/v1beta/interactions",
+        reply={"outputs": [], "usage": {"total_input_tokens": 300, "total_thought_tokens": 40, "total_tokens": 340}},
+        counts=exactly(340),
+    ),
     Case(path="/v1beta/openai/chat/completions", reply={"choices": [], "usage": USAGE}, counts=exactly(340)),
     Case(
         path="/v1internal:generateCode",
@@ -162,6 +167,7 @@ ESTIMATED = [
         reply_kind="audio/mpeg",
         counts=about(TOKENS),
     ),
+    Case(path="/v1/completions", body={"prompt": WORDS}, kind=FORM, counts=about(TOKENS)),
     Case(path="/v1/a/path/that/nobody/knows", body={"text": WORDS}, counts=about(TOKENS)),
     Case(path="/v1/threads/runs", body={"thread": {"messages": [{"content": WORDS}]}}, counts=about(TOKENS)),
 ]

@@ -6,7 +6,7 @@ Hosts report usage in one of few forms, whatever the call. Where they report non
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -56,8 +56,10 @@ class MeteredReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def measure_requests(body: bytes, content_type: str) -> list[MeteredRequest]:
     """Return the requests in a body: several in a batch of Anthropic's. O(size of the body)."""
-    if content_type.lower().startswith("multipart/"):
-        return [_measure_form(body, content_type)]
+    boundary = re.search(r'multipart/.*boundary="?([^";,]+)', content_type, re.IGNORECASE)
+    dashes = b"--" + boundary[1].strip().encode("latin-1", "replace") if boundary is not None else b""
+    if dashes and body.lstrip().startswith(dashes):
+        return [_measure_form(body.split(dashes))]
     try:
         request = raw_json.load(body)
     except ValueError:
@@ -101,15 +103,14 @@ def _leaves(value: object) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _measure_form(body: bytes, content_type: str) -> MeteredRequest:
-    """Measure a form (RFC 7578): its texts by their length, each file by a fixed figure."""
-    boundary = re.search(r'boundary="?([^";,]+)', content_type, re.IGNORECASE)
-    if boundary is None:
-        return MeteredRequest("", estimate(len(body)))
+def _measure_form(parts: Sequence[bytes]) -> MeteredRequest:
+    """Measure the parts of a form (RFC 7578): texts by their length, each file by a fixed figure."""
     model, tokens = "", 0
-    for part in body.split(b"--" + boundary[1].strip().encode("latin-1", "replace")):
-        head, _, content = part.partition(b"\r\n\r\n")
-        if re.search(rb"\bfilename\*?=", head):
+    for part in parts:
+        head, between, content = part.partition(b"\r\n\r\n")
+        if not between:
+            tokens += estimate(len(part.strip(b"-\r\n")))
+        elif re.search(rb"\bfilename\*?=", head):
             tokens += FILE_TOKENS
         elif re.search(rb'\bname="?model"?\s*(?:;|\r|$)', head):
             model = content.strip().decode("utf-8", "replace")
@@ -215,10 +216,20 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
         found = anthropic.read_usage(raw)
     elif "input_tokens" in usage or "output_tokens" in usage:
         found = openai_responses.read_usage(raw)
+    elif "total_input_tokens" in usage:  # Gemini's interactions
+        found = Usage(
+            input=_sum(usage, "total_input_tokens", "total_tool_use_tokens"),
+            cached=_sum(usage, "total_cached_tokens"),
+            output=_sum(usage, "total_output_tokens", "total_thought_tokens"),
+        )
     if found.input is None and found.output is None:
         total = usage.get("total_tokens", usage.get("totalTokenCount"))
         return Usage(input=total) if type(total) is int else found
     return found
+
+
+def _sum(usage: Mapping[str, Any], *names: str) -> int:
+    return sum([value for name in names if type(value := usage.get(name)) is int])
 
 
 def _most(one: Usage, other: Usage) -> Usage:
