@@ -123,6 +123,14 @@ ESTIMATED = [
         path="/v1/completions", body={"prompt": WORDS}, reply={"choices": [{"text": WORDS}]}, counts=about(2 * TOKENS)
     ),
     Case(path="/v1/completions", body={"prompt": [[5] * 3_000]}, counts=about(3_000)),
+    Case(path="/v1/completions", body={"prompt": "data:" + WORDS}, counts=about(TOKENS)),
+    Case(path="/v1/completions", body={"prompt": WORDS, "requests": [{"params": {}}]}, counts=about(TOKENS)),
+    Case(path="/v1/images/edits", body={"prompt": WORDS, "image": PIXELS}, counts=about(TOKENS + 1_200)),
+    Case(
+        path="/v1beta/models/m:batchEmbedContents",
+        body={"requests": [{"model": "models/m", "content": {"parts": [{"text": WORDS}]}}] * 2},
+        counts=about(2 * TOKENS),
+    ),
     Case(
         path="/v1/completions",
         body={"prompt": WORDS, "stream": True},

@@ -20,9 +20,14 @@ from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import EventTooLarge, SseDecoder, SseEvent
 from tersely.domain.tokens import FILE_TOKENS, IMAGE_UNKNOWN, estimate
 
-# Members of requests that hold encoded bytes; others hold text.
-_ENCODED = frozenset({"data", "b64_json", "bytesBase64Encoded", "file_data"})
-_BASE64 = re.compile(r"[A-Za-z0-9+/_=-]+")
+# Members of requests that may hold encoded bytes; others hold text.
+_ENCODED = frozenset(
+    {
+        *("data", "b64_json", "bytesBase64Encoded", "file_data"),
+        *("url", "image_url", "image", "images", "mask", "audio", "video"),
+    }
+)
+_BASE64 = re.compile(r"(?:data:[\w./+-]*;base64,)?[A-Za-z0-9+/_=-]{256,}")
 # Members of requests that may hold tokens as numbers.
 _TOKENS = frozenset({"prompt", "input"})
 # Members of replies that hold text of a model.
@@ -55,7 +60,7 @@ class MeteredReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def measure_requests(body: bytes, content_type: str) -> list[MeteredRequest]:
-    """Return the requests in a body: several in a batch of Anthropic's. O(size of the body)."""
+    """Return the requests in a body: of a batch what stands beside them, and each. O(size of the body)."""
     boundary = re.search(r'multipart/.*boundary="?([^";,]+)', content_type, re.IGNORECASE)
     dashes = b"--" + boundary[1].strip().encode("latin-1", "replace") if boundary is not None else b""
     if dashes and body.lstrip().startswith(dashes):
@@ -66,9 +71,10 @@ def measure_requests(body: bytes, content_type: str) -> list[MeteredRequest]:
         return [MeteredRequest("", estimate(len(body)))]
     batch = request.get("requests") if isinstance(request, dict) else None
     if not isinstance(batch, list):
-        batch = []
-    parts = [each["params"] for each in batch if isinstance(each, dict) and "params" in each]
-    return [MeteredRequest(_model_of(each), _measure(each)) for each in parts or [request]]
+        return [MeteredRequest(_model_of(request), _measure(request))]
+    beside = {name: value for name, value in request.items() if name != "requests"}
+    parts = [each.get("params", each) if isinstance(each, dict) else each for each in batch]
+    return [MeteredRequest(_model_of(each), _measure(each)) for each in (beside, *parts)]
 
 
 def _model_of(request: object) -> str:
@@ -81,7 +87,7 @@ def _measure(request: object) -> int:
     characters = fixed = 0
     for name, value in _leaves(request):
         if isinstance(value, str):
-            if value.startswith("data:") or (name in _ENCODED and _BASE64.fullmatch(value)):
+            if name in _ENCODED and _BASE64.fullmatch(value):
                 fixed += IMAGE_UNKNOWN
             else:
                 characters += len(value)
