@@ -260,6 +260,26 @@ async def test_calls_count_whose_client_leaves_before_the_reply(
     assert TOKENS <= await used(worker, tenant) <= 1.5 * TOKENS
 
 
+@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_round_counts_that_reports_no_usage_beside_one_that_does(
+    store: Database, model: Model, streams: bool, silent: int
+) -> None:
+    settings = {"strategy": "slim", "tools": "manage_scratchpad", "epoch": FROM_THE_START, "instructions": "off"}
+    async with run_worker(store, model.url, auth="keys", admin_key=ADMIN_KEY, **settings) as worker:
+        tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT)
+        call = {"name": "manage_scratchpad", "arguments": '{"action": "read"}'}
+        message = {"content": "", "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+        usage = {"prompt_tokens": TOKENS, "completion_tokens": 7, "total_tokens": TOKENS + 7}
+        usages = [NONE, usage] if silent == 0 else [usage, NONE]
+        messages: list[dict[str, Any]] = [message, {"content": "ok"}]
+        replies = [ScriptedReply(message=said, usage=given) for said, given in zip(messages, usages, strict=True)]
+        script = model.script(tenant.name, *replies)
+        assert (await ask(worker, tenant, body_of(QUESTION, stream=streams), X_Script=script))[0] == 200
+        assert not model.replies[script]
+        assert 2 * TOKENS <= await used(worker, tenant) <= 3 * TOKENS
+
+
 @pytest.mark.parametrize("reports", [False, True])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_rounds_count_whose_client_leaves_before_the_last(

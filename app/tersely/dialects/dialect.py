@@ -91,9 +91,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A whole reply. ``usage`` and ``error`` are verbatim JSON, empty if absent.
 
     In a reply of several ``rounds`` ``usage`` is the sum, ``last_usage`` the last one's, ``lacks_last_usage``: the sum
-    is that of the earlier ones. ``unread``: the body or event data that could not be parsed
-    (`tersely.dialects.undescribed`). ``is_done``: the provider ended the reply by its protocol (a stream: the end mark
-    was seen). ``container``: the id of the container in which the provider ran code, unless a choice names it.
+    is that of the earlier ones, of which ``unreported_rounds`` reported none. ``unread``: the body or event data that
+    could not be parsed (`tersely.dialects.undescribed`). ``is_done``: the provider ended the reply by its protocol (a
+    stream: the end mark was seen). ``container``: the id of the container in which the provider ran code, unless a
+    choice names it.
     """
 
     id: str = ""
@@ -102,6 +103,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     usage: bytes = b""
     last_usage: bytes = b""
     lacks_last_usage: bool = False
+    unreported_rounds: int = 0
     error: bytes = b""
     is_done: bool = False
     unread: tuple[bytes, ...] = ()

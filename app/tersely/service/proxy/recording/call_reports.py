@@ -117,11 +117,11 @@ class CallReports:
             output=report.output_tokens,
             written=report.written_tokens,
         )
-        if is_reported(usage, is_whole=is_whole and not reply.lacks_last_usage):
+        if is_reported(usage, is_whole=is_whole and not (reply.lacks_last_usage or reply.unreported_rounds)):
             return None
         price = self._prices.of_call(sent_call.request.model, reply.model, self._dialect.name)
         is_answered = is_answered and not is_error(reply)
-        unreported = int(is_answered and reply.lacks_last_usage)
+        unreported = reply.unreported_rounds + (is_answered and reply.lacks_last_usage)
         if not usage.input:
             unreported = reply.rounds - (not is_answered)
         # Without a context, the client's own bytes were sent.

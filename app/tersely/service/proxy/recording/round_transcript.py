@@ -55,7 +55,8 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     """The finished rounds of one call, the last one left out. ``tools`` are the names of Tersely's own.
 
     ``shown`` are the messages of the rounds as the client saw them, ``hidden`` those that the model is sent again.
-    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any. ``model`` is the newest
+    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any; ``unreported`` rounds
+    have none. ``model`` is the newest
     one that a reply named.
     """
 
@@ -66,6 +67,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     hidden: tuple[HiddenMessage, ...] = ()
     usage: bytes = b""
     last_usage: bytes = b""
+    unreported: int = 0
     model: str = ""
 
     @property
@@ -88,6 +90,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             usage=self.usage,
             last_usage=self.last_usage,
             lacks_last_usage=bool(self.usage),
+            unreported_rounds=self.unreported,
             rounds=self.rounds + 1,
         )
 
@@ -155,6 +158,7 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             hidden=(*self.hidden, called, *(HiddenMessage(raw=raw) for raw in results)),
             usage=add_usage(self.usage, reply.usage),
             last_usage=reply.usage or self.last_usage,
+            unreported=self.unreported + (not self._reports_usage(reply)),
             model=reply.model or self.model,
         )
 
@@ -191,7 +195,8 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             choices=choices,
             usage=add_usage(self.usage, last.usage),
             last_usage=(last.usage or self.last_usage) if self.hidden else b"",
-            lacks_last_usage=bool(self.usage) and not last.usage,
+            lacks_last_usage=bool(self.usage) and not self._reports_usage(last),
+            unreported_rounds=self.unreported,
             rounds=self.rounds + 1,
         )
         return CombinedReply(reply=reply, hidden=hidden, client_message=client)
@@ -206,7 +211,8 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             id=self.reply_id or last.id,
             usage=add_usage(self.usage, last.usage),
             last_usage=(last.usage or self.last_usage) if self.hidden else b"",
-            lacks_last_usage=bool(self.usage) and not last.usage,
+            lacks_last_usage=bool(self.usage) and not self._reports_usage(last),
+            unreported_rounds=self.unreported,
             rounds=self.rounds + 1,
         )
         if self.shown:
@@ -215,6 +221,9 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
             choices = (earlier,) if self._has_content(shown) else ()
             reply = replace(reply, choices=choices, unread=(*last.unread, choice.model_message))
         return CombinedReply(reply=reply, client_message=choice.client_message)
+
+    def _reports_usage(self, reply: Reply) -> bool:
+        return bool(reply.usage) and bool(self.dialect.read_usage(reply.usage).input)
 
     def _without_calls(self, message: bytes) -> bytes:
         assert self.dialect.rounds is not None
