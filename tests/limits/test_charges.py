@@ -304,21 +304,22 @@ async def test_rounds_count_whose_client_leaves_before_the_last(
         assert await used(worker, tenant, "concurrent") == 0
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("streams", "seconds"), [(False, 1.5), (True, 1.5), (True, 6.0)])
 async def test_calls_count_whose_client_leaves_while_a_long_reply_is_read(
-    worker: Worker, new_tenant: NewTenant, monkeypatch: pytest.MonkeyPatch, streams: bool
+    worker: Worker, new_tenant: NewTenant, monkeypatch: pytest.MonkeyPatch, streams: bool, seconds: float
 ) -> None:
-    """Long replies are read in a thread, and counted when it is done."""
+    """Long replies are read in a thread, and counted when it is done, also when the tenant has been idle since."""
     read = Recorder._reply_write
 
     def read_slowly(*given: Any, **named: Any) -> Any:
-        time.sleep(1.5)
+        time.sleep(seconds)
         return read(*given, **named)
 
     monkeypatch.setattr(Recorder, "_reply_write", read_slowly)
     monkeypatch.setattr(Recorder, "_work_size", lambda *_: LONG)
     tenant = await new_tenant(tokens_per_day=LIMIT)
     await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions")
+    await asyncio.sleep(2 * (seconds - 1.5))
     assert TOKENS / 2 <= await used(worker, tenant) <= 1.5 * TOKENS
     sessions = f"{worker.base_url}/api/sessions"
     async with worker.http.get(sessions, headers={"X-Tersely-Key": tenant.key}) as answer:

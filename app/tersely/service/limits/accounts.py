@@ -28,6 +28,8 @@ from tersely.store.ops.limits import LimitHolder
 AHEAD = 0.01
 # Seconds without a request after which reserved amounts are given back.
 IDLE = 2.0
+# Seconds without a request after which an account is dropped: a call whose client has left may be charged late.
+KEPT = 120.0
 # Seconds before a worker that was granted nothing asks again.
 PAUSE = 1.0
 PAUSE_FOR_SLOT = 0.05
@@ -185,7 +187,8 @@ class Account(msgspec.Struct, eq=False):
     def is_empty(self) -> bool:
         """Return whether the account can be dropped without losing counts."""
         return (
-            not (self.in_flight or self.slots or self.waiting or self.requests or self.tokens or self.money)
+            self.monotonic() - self.used_at > KEPT
+            and not (self.in_flight or self.slots or self.waiting or self.requests or self.tokens or self.money)
             and self.unreported == NOTHING
         )
 
