@@ -20,7 +20,7 @@ _FREE = (
     "/v1/threads(?:|/thread_*|/*/messages|/*/messages/*|/*/runs/*|/*/runs/*/cancel)",
     # Files and what is made of them: their bytes are the input of no model yet.
     "/v1/(?:files|uploads|containers|vector_stores|skills)**",
-    "/upload**",
+    "/upload/v1(?:beta|alpha)?/(?:files|fileSearchStores)**",
     "/v1(?:beta|alpha)/files:*",
     # Jobs: a host works on them later, and reports their usage elsewhere.
     "/v1/(?:batches|fine_tuning|evals)**",
