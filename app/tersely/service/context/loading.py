@@ -34,7 +34,7 @@ from tersely.service.context.entries import Restore, new_entries, resent_entries
 from tersely.service.context.epoch_inputs import load_epoch_inputs
 from tersely.service.context.history import BlockMessage, History, epoch_of
 from tersely.service.context.injected_blocks import injected_in_request, injected_in_store, stored_blocks
-from tersely.service.context.stored_messages import restore_reply, stored_instruction
+from tersely.service.context.stored_messages import read_stored, restore_reply, stored_instruction
 from tersely.service.memos.selection import (
     choose_for_entries,
     memo_limit,
@@ -181,7 +181,9 @@ async def _load_stored(
     is_kept = {each.seq for each in kept}
     size = _bytes_of(stored)
     new = new_entries(match, incoming, budget.now, counts)
-    shown = await run_in_thread_if_large(size, stored_entries, [*kept, *stored], dialect, new)
+    calling = await _calls_before(connection, tenant, session, kept, stored, dialect) if cut > 1 else []
+    before = sorted((*kept, *calling), key=lambda each: each.position) if calling else kept
+    shown = await run_in_thread_if_large(size, stored_entries, [*before, *stored], dialect, new)
     outside = await _stored_outside(connection, tenant, session, match, incoming)
     alone = [row for row in outside if row.role not in INSTRUCTION_ROLES]
     tail = [each for each in stored if each.seq not in is_kept]
@@ -193,7 +195,8 @@ async def _load_stored(
         # Clients inject blocks into their first messages.
         hidden = [*await messages.first_questions(connection, tenant, session.id, epoch.cut), *hidden]
     kept_entries = [entry for entry in shown if entry.seq in is_kept]
-    entries = [entry for entry in shown if entry.seq not in is_kept]
+    is_before = {each.seq for each in before}
+    entries = [entry for entry in shown if entry.seq not in is_before]
     injected = await run_in_thread_if_large(
         size, injected_in_store, epoch, blocks, hidden, [*kept_entries, *entries], match, incoming, dialect
     )
@@ -226,6 +229,29 @@ async def _kept_messages(
     known = {each.seq for each in kept}
     kept = sorted((*kept, *(each for each in questions if each.seq not in known)), key=lambda each: each.position)
     return kept, structs.replace(epoch, kept=tuple(sorted({*epoch.kept, *(each.seq for each in questions)})))
+
+
+async def _calls_before(
+    connection: Connection,
+    tenant: str,
+    session: Session,
+    kept: Sequence[StoredMessage],
+    stored: Sequence[StoredMessage],
+    dialect: Dialect,
+) -> list[StoredMessage]:
+    """Return the messages from before the cut with the calls to which ``kept`` messages, or those that ``stored``
+    begins with, bring results.
+
+    When the epoch started they were loaded: only beside its call does a result have the same form again.
+    """
+    leading = takewhile(lambda each: each.role != "assistant", stored)
+    read = {each.seq: read_stored(each, dialect).message for each in (*kept, *leading)}
+    calls = {call.id for message in read.values() for call in message.calls}
+    lone = [seq for seq, message in read.items() if any(each.call_id not in calls for each in message.results)]
+    if not lone:
+        return []
+    found = await messages.replies_before(connection, tenant, session.id, lone)
+    return [each for each in found if each.seq not in read]
 
 
 async def _stored_outside(

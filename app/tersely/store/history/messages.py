@@ -184,6 +184,17 @@ WHERE {HERE} AND seq < $3 AND seq <= {FIRST_MESSAGES} AND status = 'live' AND mo
 ORDER BY place, seq
 """
 
+REPLIES_BEFORE = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq = ANY(ARRAY(
+    SELECT (
+        SELECT seq FROM messages WHERE {HERE} AND seq < later.seq AND status = 'live' AND role = 'assistant'
+        ORDER BY seq DESC LIMIT 1
+    ) FROM unnest($3::bigint[]) AS later(seq)
+))
+ORDER BY place, seq
+"""
+
 LINKS_BEFORE = f"""
 SELECT digest FROM messages
 WHERE {HERE} AND seq < $3 AND status <> 'superseded' AND turn > 0 AND NOT ({UNKNOWN})
@@ -441,6 +452,13 @@ async def first_questions(connection: Connection, tenant: str, session_id: str, 
 
 
 KEPT_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])"
+
+
+async def replies_before(
+    connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]
+) -> list[StoredMessage]:
+    """Return the newest live reply before each of these sequence numbers, in order."""
+    return await fetch_messages(connection, REPLIES_BEFORE, tenant, session_id, list(seqs))
 
 
 async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[TailRow]:
