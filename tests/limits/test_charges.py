@@ -6,8 +6,10 @@ import asyncio
 import base64
 import gzip
 import json
+import operator
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.conftest import Database
 from tests.limits.conftest import ADMIN_KEY, NewTenant, admin, make_tenant
 from tests.support.dialect_wires import WIRES
 from tests.support.http import body_of
+from tests.support.loops import until
 from tests.support.services import FROM_THE_START, Worker, run_worker
 from tests.support.tenants import Tenant
 from tests.support.upstreams import MODEL, Model, RawUpstream, raw_upstream
@@ -235,14 +238,22 @@ async def test_replies_over_the_size_limit_count(store: Database, model: Model, 
 # Clients that leave
 
 
-async def leave(worker: Worker, tenant: Tenant, body: bytes, path: str, **headers: str) -> None:
-    """Start a call, and go away when something has come, or after half a second."""
-    sent = {"content-type": "application/json", "X-Tersely-Key": tenant.key, **headers}
+async def leave(
+    worker: Worker,
+    tenant: Tenant,
+    body: bytes,
+    path: str,
+    headers: dict[str, str] | None = None,
+    when: Callable[[], object] = lambda: True,
+) -> None:
+    """Start a call, and go away once something has come and ``when`` holds, or after half a second of silence."""
+    sent = {"content-type": "application/json", "X-Tersely-Key": tenant.key, **(headers or {})}
     timeout = aiohttp.ClientTimeout(sock_read=0.5)
     try:
         async with worker.http.post(worker.base_url + path, data=body, headers=sent, timeout=timeout) as answer:
             assert answer.status == 200
             await answer.content.readany()
+            await until(when)
             answer.close()
     except aiohttp.ServerTimeoutError:
         pass
@@ -256,7 +267,7 @@ async def test_calls_count_whose_client_leaves_before_the_reply(
     tenant = await new_tenant(tokens_per_day=LIMIT)
     script = model.script(tenant.name, ScriptedReply(message={"content": "late"}, first_delay=3))
     headers = {"X-Script": script} | ({"X-Tersely-Bypass": "true"} if path == "forwarded" else {})
-    await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions", **headers)
+    await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions", headers)
     assert TOKENS <= await used(worker, tenant) <= 1.5 * TOKENS
 
 
@@ -296,8 +307,9 @@ async def test_rounds_count_whose_client_leaves_before_the_last(
             ScriptedReply(message=message, usage=usage),
             ScriptedReply(message={"content": "late"}, first_delay=5),
         )
-        headers = {"X-Script": script}
-        await leave(worker, tenant, body_of(QUESTION, stream=streams), "/v1/chat/completions", **headers)
+        body = body_of(QUESTION, stream=streams)
+        has_last_begun = partial(operator.not_, model.replies[script])
+        await leave(worker, tenant, body, "/v1/chat/completions", {"X-Script": script}, has_last_begun)
         assert not model.replies[script]
         # Both rounds send the question, and the second one the tool's result too.
         assert 2 * TOKENS <= await used(worker, tenant) <= 4 * TOKENS
@@ -353,7 +365,7 @@ async def test_text_counts_that_came_before_its_usage(before_raw: tuple[Worker, 
     host.answer(head + written, 5.0)
     body = WIRES["anthropic"].body(QUESTION, stream=True)
     headers = {"X-Tersely-Bypass": "true"} if path == "forwarded" else {}
-    await leave(worker, tenant, body, "/v1/messages", **headers)
+    await leave(worker, tenant, body, "/v1/messages", headers)
     assert 3_000 + 4_000 <= await used(worker, tenant) <= 3_000 + 6_000
 
 
