@@ -99,8 +99,8 @@ def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> RequestHead |
     target = find_target(scope["method"], path, raw, dict(found))
     if target is None:
         return None
-    works = target.is_call or is_model_call(scope["method"], target.account_path(path))
-    return RequestHead(target, host, raw, found, is_model_call=works)
+    uses_model = target.is_call or is_model_call(scope["method"], target.account_path(path))
+    return RequestHead(target, host, raw, found, is_model_call=uses_model)
 
 
 def _kind_of_body(path: str, content_type: str) -> BodyKind:

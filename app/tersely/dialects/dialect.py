@@ -59,6 +59,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_text and not self.response_format and takes_instructions(self.model)
 
 
+HOUR_WRITES = 4
+"""What a token that is written to the cache for an hour counts in `Usage.written`, the most of any. A token that the
+cache keeps for five minutes costs 1.25 times as much as plain input, one that it keeps for an hour 2 times: the
+surcharge of the second is that of four of the first (Anthropic's documentation, "Prompt caching").
+"""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens as the provider reports them; None if it does not. ``cached`` is part of ``input``.
 

@@ -154,7 +154,10 @@ class ReplyMeter:
             self._pieces.clear()
 
     def close(self) -> MeteredReply:
-        """Return the measures of what has come. O(size) for a reply that is not streamed."""
+        """End the reply, and return its usage, its model and the tokens that were written.
+
+        O(size of the reply), unless it is streamed: events are read as they pass.
+        """
         if self._events is not None:
             self._read_events(self._events.close())
         elif self._pieces:

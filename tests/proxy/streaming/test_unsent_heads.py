@@ -1,4 +1,4 @@
-"""A reply whose head cannot be sent ends its call: the host stops, and what came is counted and stored."""
+"""Clients that leave before the proxy can send them the head of a reply: the proxy still ends and records the call."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tersely.dialects import undescribed
-from tersely.dialects.dialect import Request, Usage
+from tersely.dialects.dialect import HOUR_WRITES, Request, Usage
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.bodies import BodyDecoder, MessageDecoder, check_caller, decode_counts, verbatim
 from tersely.dialects.wire.media import image_size, media_digest, opaque_size, text_size, utf8_size
@@ -29,9 +29,6 @@ _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "
 
 _OLD_USER_ID = re.compile(r"_session_([0-9a-fA-F-]{36})\Z")
 _IMAGE_HEAD = 64 * 1024
-# A token that the cache keeps for five minutes costs 1.25 times as much as plain input, one that it keeps for an hour
-# 2 times: the surcharge of the second is that of four of the first (Anthropic's documentation, "Prompt caching").
-_WEIGHT_OF_HOUR_WRITE = 4
 
 
 class _Request(msgspec.Struct):
@@ -171,7 +168,7 @@ def read_usage(raw: bytes) -> Usage:
     total = None if fresh is None else fresh + (cached or 0) + (written or 0)
     if written and isinstance(usage.cache_creation, dict):
         long = usage.cache_creation.get("ephemeral_1h_input_tokens")
-        written += (_WEIGHT_OF_HOUR_WRITE - 1) * min(long, written) if isinstance(long, int) else 0
+        written += (HOUR_WRITES - 1) * min(long, written) if isinstance(long, int) else 0
     return Usage(input=total, cached=cached, output=usage.output_tokens, written=written)
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from genai_prices import Usage, calc_price
 
+from tersely.dialects.dialect import HOUR_WRITES
 from tersely.domain.errors import TerselyError
 
 MILLION = 1_000_000
-MOST_WRITES = 4
-"""Writes to the cache of one token: those for an hour count as so many, see `Usage` of the dialects."""
 _PROVIDERS = {
     "openai_chat": "openai",
     "openai_responses": "openai",
@@ -42,7 +41,7 @@ class ModelPrice:
     def cost(self, *, input_tokens: int, cached: int, output: int, written: float | None = None) -> float:
         """The cost of a call. ``written``: see `Usage` of the dialects; None: all that was not read from the cache."""
         fresh = max(0, input_tokens - cached)
-        writes = fresh if written is None else min(written, MOST_WRITES * fresh)
+        writes = fresh if written is None else min(written, HOUR_WRITES * fresh)
         plain = fresh * self.input + min(cached, input_tokens) * self.cached + output * self.output
         return plain + writes * (self.write - self.input)
 

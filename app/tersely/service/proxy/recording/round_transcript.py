@@ -55,9 +55,8 @@ class RoundTranscript(msgspec.Struct, frozen=True, kw_only=True):
     """The finished rounds of one call, the last one left out. ``tools`` are the names of Tersely's own.
 
     ``shown`` are the messages of the rounds as the client saw them, ``hidden`` those that the model is sent again.
-    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any; ``unreported`` rounds
-    have none. ``model`` is the newest
-    one that a reply named.
+    ``usage`` is the sum of the rounds, ``last_usage`` that of the newest one that reported any; ``unreported`` is the
+    number of rounds that reported none. ``model`` is the newest one that a reply named.
     """
 
     dialect: Dialect

@@ -164,7 +164,7 @@ class Forwarder:
         """Count a reply towards the tenant's limits, also if its client leaves meanwhile."""
         reply = forwarded.reply
         size = len(call.body) + sum(map(len, reply.unread)) + sum(len(each.model_message) for each in reply.choices)
-        await asyncio.shield(self._start(_charge_found(size, partial(self._charge, call, forwarded))))
+        await asyncio.shield(self._start(_find_and_count(size, partial(self._charge, call, forwarded))))
 
     def _charge(self, call: Call, forwarded: ForwardedReply) -> Charge:
         """Return the use of a call. O(size of request and reply)."""
@@ -205,7 +205,7 @@ class Forwarder:
             return charge_of_metered(measured, requests, price_of, is_whole=is_whole)
 
         measured = await run_in_thread_if_large(meter.size, meter.close)
-        await _charge_found(len(call.body), find_charge)
+        await _find_and_count(len(call.body), find_charge)
 
     async def _relay(
         self, call: Call, reply: UpstreamReply, sent_at: float, on_reply: OnReply | None, *, streams: bool
@@ -307,8 +307,10 @@ class Forwarder:
         return task
 
 
-async def _charge_found(size: int, find_charge: Callable[[], Charge]) -> None:
-    """Count a charge towards the limits. ``size`` in bytes of what has to be read to find it."""
+async def _find_and_count(size: int, find_charge: Callable[[], Charge]) -> None:
+    """Find the charge of a call, and count it towards the tenant's limits. ``size``: the bytes that ``find_charge``
+    reads; if they are many, it runs in a thread.
+    """
     found = await run_in_thread_if_large(size, find_charge)
     if found.tokens:
         charge(found.tokens, found.money)
