@@ -159,8 +159,15 @@ def test_every_language_has_the_same_cues(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", of_all(PREFERENCES))
-def test_preferences_are_marked(text: str) -> None:
+def test_preferences_are_marked_whatever_their_case(text: str) -> None:
     assert is_preference(text)
+    assert is_preference(text.upper())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_patterns_of_preferences_are_in_lower_case(name: str) -> None:
+    patterns: list[str] = json.loads(FILES[name].read_bytes())["preferences"]
+    assert [pattern for pattern in patterns if pattern != pattern.lower()] == []
 
 
 @pytest.mark.parametrize("text", of_all(LOOKING_BACK))

@@ -9,7 +9,7 @@ There is one file for each language in ``data/cues``, so that a language needs n
 - ``own``: patterns of questions in the first person, which the user's own messages answer ("did I ...", "my ...").
 - ``replies``: patterns of questions about what the assistant said ("what did you recommend").
 
-The patterns of all languages are used together. Case is ignored.
+The patterns of all languages are used together. Case is ignored; ``preferences`` are written in lower case.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _any_of(patterns: list[str]) -> re.Pattern[str]:
 
 
 _CUES = _read_cues()
-_PREFERENCE = _any_of([pattern for cues in _CUES for pattern in cues.preferences])
+# For texts in lower case: a pattern that ignores case takes 3.5 times as long, and each message of a user is read.
+_PREFERENCE = re.compile("|".join([pattern for cues in _CUES for pattern in cues.preferences]), re.DOTALL)
 _LOOKING_BACK = _any_of([pattern for cues in _CUES for pattern in cues.looking_back])
 _WHOLE = _any_of([pattern for cues in _CUES for pattern in cues.whole])
 _OWN = _any_of([pattern for cues in _CUES for pattern in cues.own])
@@ -85,7 +86,7 @@ def is_about_own(question: str) -> bool:
 def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[str]:
     """Return the marks of a message of ``length`` terms. ``speaker`` is the name of its author, or empty."""
     marks = [f"{_SPEAKER}{term}" for term in tokenize(speaker)]
-    if is_users and length < PREFERENCE_LENGTH and _PREFERENCE.search(text):
+    if is_users and length < PREFERENCE_LENGTH and _PREFERENCE.search(text.lower()):
         marks.append(PREFERENCE)
     if length <= SHORT_QUESTION and text.rstrip().endswith(("?", "\uff1f", "\u061f")):
         marks.append(QUESTION)

@@ -8,7 +8,7 @@ index of 100,000 messages takes some tens of megabytes. Extending it costs only 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -40,12 +40,13 @@ _page_decoder = msgspec.msgpack.Decoder(TermPage)
 def make_page(first: int, documents: Iterable[Sequence[str]]) -> TermPage:
     """Return the page of documents given as terms, numbered from ``first`` on."""
     lengths = array("I")
-    postings: dict[str, array[int]] = {}
+    postings: defaultdict[str, list[int]] = defaultdict(list)
     for number, document in enumerate(documents, first):
         lengths.append(len(document))
+        shifted = number << SHIFT
         for term, times in Counter(document).items():
-            postings.setdefault(term, array("I")).append(number << SHIFT | min(times, MAX_TIMES))
-    stored = {term: found.tobytes() for term, found in postings.items()}
+            postings[term].append(shifted | min(times, MAX_TIMES))
+    stored = {term: array("I", found).tobytes() for term, found in postings.items()}
     return TermPage(first=first, lengths=lengths.tobytes(), postings=stored)
 
 
