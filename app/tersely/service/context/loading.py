@@ -85,23 +85,41 @@ async def load_history(
     else:
         restore = restore or partial(restore_reply, dialect)
         loaded = await _load_resent(connection, tenant, match, incoming, dialect, config, budget, restore)
-    snapshot = await run_in_thread_if_large(incoming.size, _snapshot, match, loaded, budget, config)
-    snapshot, epoch_start = _first_due(snapshots_at(snapshot) if snapshots_at else (snapshot,), config, budget.now)
-    inputs = EpochInputs()
-    # Instructions are put into an epoch that otherwise stays as it is.
-    is_planned = epoch_start is not None and epoch_start.reason != "instructions"
-    if (needs_epoch_inputs or is_planned) and session is not None:
-        inputs = await load_epoch_inputs(connection, tenant, match, config.strategy)
-        if needs_epoch_inputs or session.plan is not None:
-            snapshot, inputs = await _choose_memos_again(connection, tenant, session, config.strategy, snapshot, inputs)
-    return History(
+    snapshot, epoch_start = await run_in_thread_if_large(
+        incoming.size, _first_due, match, loaded, budget, config, snapshots_at
+    )
+    history = History(
         snapshot=snapshot,
         epoch_start=epoch_start,
-        epoch_inputs=inputs,
+        epoch_inputs=EpochInputs(),
         is_verbatim=not match.is_delta and _are_as_resent([*loaded.kept, *loaded.entries], incoming),
         instructions=loaded.instructions,
         blocks=loaded.blocks,
     )
+    return await with_epoch_inputs(connection, tenant, match, history, config, needs_epoch_inputs=needs_epoch_inputs)
+
+
+async def with_epoch_inputs(
+    connection: Connection,
+    tenant: str,
+    match: SessionMatch,
+    history: History,
+    config: ContextConfig,
+    *,
+    needs_epoch_inputs: bool = False,
+) -> History:
+    """Return ``history`` with the inputs of the epoch that it starts, if it starts one. ``needs_epoch_inputs``: see
+    `load_history`.
+    """
+    session, epoch_start = match.session, history.epoch_start
+    # Instructions are put into an epoch that otherwise stays as it is.
+    is_planned = epoch_start is not None and epoch_start.reason != "instructions"
+    if session is None or not (needs_epoch_inputs or is_planned):
+        return history
+    snapshot, inputs = history.snapshot, await load_epoch_inputs(connection, tenant, match, config.strategy)
+    if needs_epoch_inputs or session.plan is not None:
+        snapshot, inputs = await _choose_memos_again(connection, tenant, session, config.strategy, snapshot, inputs)
+    return structs.replace(history, snapshot=snapshot, epoch_inputs=inputs)
 
 
 class _LoadedMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,10 +302,18 @@ async def _questions_of_late(
     return [each for each in questions if each.seq < cut]
 
 
-def _first_due(moments: Sequence[Snapshot], config: ContextConfig, now: datetime) -> tuple[Snapshot, StartEpoch | None]:
+def _first_due(
+    match: SessionMatch,
+    loaded: _LoadedMessages,
+    budget: TokenBudget,
+    config: ContextConfig,
+    snapshots_at: Callable[[Snapshot], Sequence[Snapshot]] | None = None,
+) -> tuple[Snapshot, StartEpoch | None]:
     """Return the first snapshot at which an epoch is due, with the decision; else the last snapshot and None."""
+    present = _snapshot(match, loaded, budget, config)
+    moments = (present,) if snapshots_at is None else snapshots_at(present)
     for snapshot in moments:
-        decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=now)
+        decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=budget.now)
         if isinstance(decision, StartEpoch):
             return snapshot, decision
     return moments[-1], None
@@ -342,8 +368,8 @@ def load_resent(
     budget: TokenBudget,
     restore: Restore,
 ) -> History | None:
-    """Return what `load_history` returns for a resent history, if that needs no query and starts no epoch;
-    else None.
+    """Return what `load_history` returns for a resent history, but for the inputs of an epoch that starts (see
+    `with_epoch_inputs`); None if that needs a query.
     """
     epoch = epoch_of(match, config)
     if epoch is None or match.is_delta:
@@ -356,12 +382,10 @@ def load_resent(
     entries, kept = resent_entries(match, incoming, dialect, restore, (), {}, _kept_seqs(epoch), cut, budget.now)
     injected = injected_in_request(match, incoming)
     loaded = _LoadedMessages(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected)
-    snapshot = _snapshot(match, loaded, budget, config)
-    if isinstance(decide(snapshot, strategy=config.strategy, policy=config.policy, now=budget.now), StartEpoch):
-        return None
+    snapshot, epoch_start = _first_due(match, loaded, budget, config)
     return History(
         snapshot=snapshot,
-        epoch_start=None,
+        epoch_start=epoch_start,
         epoch_inputs=EpochInputs(),
         is_verbatim=_are_as_resent([*kept, *entries], incoming),
     )

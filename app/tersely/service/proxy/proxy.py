@@ -57,7 +57,7 @@ from tersely.service.proxy.live_sessions.live_session import LiveSessions
 from tersely.service.proxy.preparing.context_building import ContextBuilder
 from tersely.service.proxy.preparing.request_building import RequestBuilder
 from tersely.service.proxy.preparing.server_side_history import ServerSideHistory
-from tersely.service.proxy.preparing.session_matching import SessionMatcher, with_address
+from tersely.service.proxy.preparing.session_matching import SessionMatcher
 from tersely.service.proxy.preparing.stages import IncomingCall, MatchedCall, PreparedCall
 from tersely.service.proxy.recording.recorder import Recorder
 from tersely.service.proxy.recording.reply_records import OnIds
@@ -280,8 +280,8 @@ class Proxy:
         chat command, a side call, or a request that cannot be understood.
         """
         call = await with_items(call, self._dialect, self._shared.database)
-        request = await run_in_thread_if_large(len(call.body), self._dialect.read_request, call.body)
-        as_sent = request = with_address(request, call)
+        request, history = await run_in_thread_if_large(len(call.body), self._sessions.read_whole, call)
+        as_sent = request
         if self._chat is not None:
             call, request = await run_in_thread_if_large(
                 len(call.body), self._chat.without_traces, call, request, self._dialect
@@ -303,7 +303,9 @@ class Proxy:
             return await self._chat.answer(
                 call, request, self._dialect, command, sent=as_sent, heartbeat=self._config.heartbeat
             )
-        return await self._sessions.read(call, request)
+        if request.messages is not as_sent.messages:
+            return await self._sessions.read(call, request)
+        return self._sessions.incoming(call, request, history)
 
     # 2. Session, 3. context, 4. request
 

@@ -53,8 +53,11 @@ class RequestBuilder:
         size = work_size(matched)
         matched = structs.replace(matched, loaded=context.loaded)
         call, config, built = matched.call, matched.config, context.built
-        upstream = await run_in_thread_if_large(size, self._write_body, matched, built)
-        write = await run_in_thread_if_large(size, self._request_write, matched, context)
+
+        def work() -> tuple[_UpstreamBody, RequestWrite]:
+            return self._write_body(matched, built), self._request_write(matched, context)
+
+        upstream, write = await run_in_thread_if_large(size, work)
         is_own_body = upstream.body is call.body
         return PreparedCall(
             call=call,

@@ -13,7 +13,7 @@ from tersely.dialects.dialect import Dialect, Request
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.entries import Restore
 from tersely.service.context.history import epoch_of
-from tersely.service.context.loading import load_history, load_resent
+from tersely.service.context.loading import load_history, load_resent, with_epoch_inputs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.context.stored_messages import restore_reply
 from tersely.service.proxy.call.call import Call
@@ -22,7 +22,7 @@ from tersely.service.proxy.preparing.stages import IncomingCall, MatchedCall
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import NEWEST, IncomingHistory, hash_history
 from tersely.service.recognition.session_lookup import NewestMatch, SessionHints, SessionMatch, idempotency_key
-from tersely.store.db.connection import Database
+from tersely.store.db.connection import Connection, Database
 from tersely.store.history.lookups import Lookups
 
 
@@ -55,13 +55,18 @@ class SessionMatcher:
         return request, hash_history(request.messages)
 
     async def read(self, call: Call, request: Request) -> IncomingCall:
-        """Hash the messages of a request and collect what it says of its session."""
-        now = self._clock()
+        """Hash the messages of a request, and return it as `incoming` does."""
+        return self.incoming(
+            call, request, await run_in_thread_if_large(len(call.body), hash_history, request.messages)
+        )
+
+    def incoming(self, call: Call, request: Request, history: IncomingHistory) -> IncomingCall:
+        """Return a request and its hashed messages with what it says of its session."""
         headers = call.header_map
         return IncomingCall(
             call=call,
             request=request,
-            history=await run_in_thread_if_large(len(call.body), hash_history, request.messages),
+            history=history,
             hints=SessionHints(
                 session_id=call.options.session_id,
                 client=clients.client_ids(headers, request.ids),
@@ -71,7 +76,7 @@ class SessionMatcher:
                 reply_id=request.reply_id,
                 conversation=request.conversation,
             ),
-            started=now,
+            started=self._clock(),
         )
 
     async def match(self, incoming: IncomingCall) -> MatchedCall:
@@ -79,34 +84,51 @@ class SessionMatcher:
 
         A history that continues its session at the end takes one lookup, which concurrent calls share.
         """
-        call, request, history = incoming.call, incoming.request, incoming.history
-        now, restore = incoming.started, self.restore
+        tenant = incoming.call.tenant
         newest = await self._find_newest(incoming)
         match = await self._continue_newest(incoming, newest)
-        if match is not None:
-            config = self._config.choose(call, request, match.session)
-            budget = self._config.budget(request, history, config, now, match)
-            loaded = None
-            if not match.needs_all(config.first_seq(epoch_of(match, config))):
-                loaded = await run_in_thread_if_large(
-                    len(call.body), load_resent, match, history, self._dialect, config, budget, restore
-                )
-            if loaded is not None:
-                return incoming.matched(match=match, config=config, budget=budget, loaded=loaded)
-        async with self._database.reading(call.tenant) as connection:
-            if match is None:
-                match = await session_lookup.find(
-                    connection, call.tenant, history, incoming.hints, now=now, new_id=self._new_id, newest=newest
-                )
-            config = self._config.choose(call, request, match.session)
-            if match.needs_all(config.first_seq(epoch_of(match, config))):
-                match = await session_lookup.with_everything(connection, call.tenant, history, match)
-            budget = self._config.budget(request, history, config, now, match)
-            loaded = await load_history(
-                connection, call.tenant, match, history, self._dialect, config, budget, restore=restore
-            )
+        found = None if match is None else await self._load_resent(incoming, match)
+        if found is not None and found.loaded.epoch_start is None:
+            return found
+        async with self._database.reading(tenant) as connection:
+            if found is not None:
+                loaded = await with_epoch_inputs(connection, tenant, found.match, found.loaded, found.config)
+                found = replace(found, loaded=loaded)
+            else:
+                found = await self._find(connection, incoming, match, newest)
+        strategy = found.config.strategy
         loaded = await self._retriever.with_past(
-            call.tenant, match, loaded, config.strategy, history, self._dialect, restore
+            tenant, found.match, found.loaded, strategy, found.history, self._dialect, self.restore
+        )
+        return replace(found, loaded=loaded)
+
+    async def _load_resent(self, incoming: IncomingCall, match: SessionMatch) -> MatchedCall | None:
+        """Load what a context needs, but for the inputs of an epoch that starts; None if that takes a query."""
+        call, history = incoming.call, incoming.history
+        config = self._config.choose(call, incoming.request, match.session)
+        if match.needs_all(config.first_seq(epoch_of(match, config))):
+            return None
+        budget = self._config.budget(incoming.request, history, config, incoming.started, match)
+        loaded = await run_in_thread_if_large(
+            len(call.body), load_resent, match, history, self._dialect, config, budget, self.restore
+        )
+        return None if loaded is None else incoming.matched(match=match, config=config, budget=budget, loaded=loaded)
+
+    async def _find(
+        self, connection: Connection, incoming: IncomingCall, match: SessionMatch | None, newest: NewestMatch | None
+    ) -> MatchedCall:
+        """Find the session, unless ``match`` has it, and load what the context needs of it."""
+        tenant, request, history = incoming.call.tenant, incoming.request, incoming.history
+        if match is None:
+            match = await session_lookup.find(
+                connection, tenant, history, incoming.hints, now=incoming.started, new_id=self._new_id, newest=newest
+            )
+        config = self._config.choose(incoming.call, request, match.session)
+        if match.needs_all(config.first_seq(epoch_of(match, config))):
+            match = await session_lookup.with_everything(connection, tenant, history, match)
+        budget = self._config.budget(request, history, config, incoming.started, match)
+        loaded = await load_history(
+            connection, tenant, match, history, self._dialect, config, budget, restore=self.restore
         )
         return incoming.matched(match=match, config=config, budget=budget, loaded=loaded)
 
