@@ -278,7 +278,11 @@ def _without_results(message: Message) -> tuple[Part, ...]:
 
 
 def _is_only_results(message: Message) -> bool:
-    return message.role == "tool" or (bool(message.results) and not _without_results(message))
+    if message.role == "tool":
+        return True
+    # The first part decides nearly always.
+    parts = message.parts
+    return bool(parts) and type(parts[0]) is ToolResult and not _without_results(message)
 
 
 def _with_parts(entry: Entry, parts: tuple[Part, ...], *, is_rest: bool = False) -> Entry:

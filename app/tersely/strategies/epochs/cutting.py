@@ -73,7 +73,7 @@ def must_stay(kept: Sequence[Entry], entries: Sequence[Entry]) -> tuple[Entry, .
     everything = (*kept, *entries)
     running = everything[-1].turn if everything else 0
     pinned = pinned_seqs(everything)
-    return tuple(e for e in everything if e.seq in pinned or (e.turn == running and e.message.starts_turn))
+    return tuple([e for e in everything if e.seq in pinned or (e.turn == running and e.message.starts_turn)])
 
 
 def pinned_seqs(entries: Sequence[Entry]) -> frozenset[int]:
@@ -100,7 +100,12 @@ def cut_places(entries: Sequence[Entry]) -> list[int]:
     place between a call and its result, or between a reply and the rounds with Tersely's tools before it.
     """
     safe = safe_cuts([entry.message for entry in entries])
-    return [index for index, is_safe in enumerate(safe) if is_safe and _begins_well(entries, index)]
+    roles = [entry.message.role for entry in entries]
+    return [
+        index
+        for index, role in enumerate(roles)
+        if safe[index] and (role == "user" or (role == "assistant" and not (index and entries[index - 1].is_ours)))
+    ]
 
 
 class CutDistances(NamedTuple):
@@ -140,30 +145,26 @@ def cut_distances(entries: Sequence[Entry]) -> CutDistances:
     return CutDistances(max(step, since_step), turn, since_turn)
 
 
-def _begins_well(entries: Sequence[Entry], index: int) -> bool:
-    role = entries[index].message.role
-    return role == "user" or (role == "assistant" and not (index and entries[index - 1].is_ours))
-
-
 class _Cutter:
     """The possible cuts of one history, with the tokens of each."""
 
     def __init__(self, kept: Sequence[Entry], entries: Sequence[Entry], *, recent_turns: int) -> None:
         self.kept = tuple(kept)
         self.entries = tuple(entries)
+        everything = (*self.kept, *self.entries)
+        self._openings = [entry for entry in everything if entry.message.starts_turn]
+        opening = {entry.seq for entry in self._openings}
         self.starts = cut_places(self.entries) or [0]
-        self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].message.starts_turn]
-        self._after = [*accumulate((e.tokens for e in reversed(self.entries)), initial=0)][::-1]
-        self._stay = frozenset(entry.seq for entry in must_stay(self.kept, self.entries))
+        self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].seq in opening]
+        self._after = [*accumulate([entry.tokens for entry in reversed(self.entries)], initial=0)][::-1]
+        stay = {entry.seq for entry in must_stay(self.kept, self.entries)}
+        self._staying = [entry for entry in everything if entry.seq in stay]
         # Late replies stand before messages with lower numbers, which must not be lost. Messages that stay in any case
         # do not count: an old message that the client moved to the end would otherwise prevent every cut.
-        numbers_behind = (e.seq if e.seq not in self._stay else math.inf for e in reversed(self.entries))
+        numbers_behind = [math.inf if entry.seq in stay else entry.seq for entry in reversed(self.entries)]
         behind = [*accumulate(numbers_behind, min, initial=math.inf)][::-1]
         self._first = [int(min(entry.seq, behind[index])) for index, entry in enumerate(self.entries)]
-        numbers = list(dict.fromkeys(entry.turn for entry in (*self.kept, *self.entries)))
-        self._promised = frozenset(numbers[-recent_turns:])
-        self._openings = [e for e in (*self.kept, *self.entries) if e.message.starts_turn]
-        self._staying = [e for e in (*self.kept, *self.entries) if e.seq in self._stay]
+        self._promised = frozenset(list(dict.fromkeys([entry.turn for entry in everything]))[-recent_turns:])
 
     @property
     def fresh_start(self) -> int:
@@ -189,7 +190,7 @@ class _Cutter:
                 if room < 0:
                     break
             kept[opening.seq] = opening
-        ordered = tuple(e for e in (*self.kept, *self.entries) if e.seq in kept)
+        ordered = tuple([e for e in (*self.kept, *self.entries) if e.seq in kept])
         return Cut(first=first, kept=ordered, tokens=tail + count_entries(ordered))
 
     def first_fit(self, starts: Sequence[int], target: int) -> Cut | None:

@@ -222,7 +222,7 @@ class _OlderTurns:
 
 
 def _minute(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+    return at.astimezone(UTC).isoformat()[:16]
 
 
 @dataclass(frozen=True, slots=True)
