@@ -15,6 +15,7 @@ from tiktoken import Encoding
 from tersely.dialects.wire import raw_json
 from tersely.domain import tokens
 from tersely.domain.messages import Message
+from tersely.service.common.ascii_counts import ascii_counter
 from tersely.service.common.size_bounded_cache import SizeBoundedCache
 from tersely.service.common.vocabulary import load_encoding
 
@@ -50,6 +51,8 @@ def encoding_for(model: str) -> EncodingName:
 
 def count_text(text: str, name: EncodingName) -> int:
     """Count the tokens of ``text``, in time linear in its length. Lone surrogates count as one character."""
+    if len(text) <= _PIECE and text.isascii():
+        return ascii_counter(name).count(text)
     encoding = load_encoding(name)
     if len(text) <= _PIECE:
         return len(encoding.encode_ordinary(text))
