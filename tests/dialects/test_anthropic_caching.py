@@ -115,6 +115,16 @@ def test_there_are_never_more_than_four():
     assert marks(write([four, *TALK], [1, 5], tools=full)) == [(-2, "5m")] * 2 + [(-1, "5m")] * 2
 
 
+def test_breakpoints_with_an_escaped_name_count():
+    raws = [json.dumps(message(text(cache_control=EPHEMERAL))).replace("cache_", "cache\\u005f").encode()] * 3
+    body = b'{"system":[{"type":"text","text":"x","c\\u0061che_control":{"type":"ephemeral"}}],"messages":[]}'
+    leading = [b'{"system":' + body.partition(b":")[2].partition(b',"messages"')[0] + b"}"]
+    written = json.loads(write_request(body, RequestPatch(messages=leading + raws, breakpoints=[1, 3])))
+    assert marks(written) == [(-1, "5m"), (0, "5m"), (1, "5m"), (2, "5m")]
+    shortened = json.loads(write_request(body, RequestPatch(messages=[*leading, *raws, *raws], breakpoints=[6])))
+    assert len(marks(shortened)) == 4
+
+
 def test_automatic_caching_takes_a_place_and_marks_the_end():
     written = write(TALK, [1, 4], cache_control=EPHEMERAL)
     assert marks(written) == [(1, "5m")]

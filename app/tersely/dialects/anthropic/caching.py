@@ -24,6 +24,8 @@ MAX_BREAKPOINTS = 4
 _SYSTEM = -1
 _TOOLS = -2
 _MARK = b'"cache_control"'
+# Clients may write a letter of the name as an escape.
+_ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _BLANK = re.compile(rb'"(?:\s|\\[nrt])*"')
 _CACHEABLE = frozenset({"text", "image", "document", "search_result", "tool_use", "tool_result"})
 
@@ -32,6 +34,16 @@ _CACHEABLE = frozenset({"text", "image", "document", "search_result", "tool_use"
 class _Breakpoint:
     index: int
     ttl: str
+
+
+def may_carry_breakpoint(raw: bytes) -> bool:
+    """Return False if JSON text certainly has no breakpoint."""
+    return _MARK in raw or has_escaped_letter(raw)
+
+
+def has_escaped_letter(raw: bytes) -> bool:
+    """Return whether JSON text writes a letter as an escape, perhaps one of a breakpoint's name."""
+    return b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
 
 
 def limit_breakpoints(members: dict[str, bytes], messages: list[bytes]) -> list[bytes]:
@@ -111,14 +123,14 @@ def _fixed_breakpoints(members: dict[str, bytes]) -> list[_Breakpoint]:
     found: list[_Breakpoint] = []
     for name, index in (("tools", _TOOLS), ("system", _SYSTEM)):
         value = members.get(name, b"null")
-        if _MARK in value and value.startswith(b"["):
+        if value.startswith(b"[") and may_carry_breakpoint(value):
             found += [_Breakpoint(index=index, ttl=ttl) for ttl in _block_lifetimes(value)]
     return found
 
 
 def _lifetimes(raw: bytes) -> list[str]:
     """Return how long the breakpoints of a message live, each; nothing: as long as the provider likes."""
-    if _MARK not in raw:
+    if not may_carry_breakpoint(raw):
         return []
     content = raw_json.split_object(raw).get("content", b"null")
     return _block_lifetimes(content) if content.startswith(b"[") else []
@@ -127,7 +139,7 @@ def _lifetimes(raw: bytes) -> list[str]:
 def _block_lifetimes(blocks: bytes) -> list[str]:
     found: list[str] = []
     for block in raw_json.split_array(blocks):
-        if _MARK not in block:
+        if not may_carry_breakpoint(block):
             continue
         members = raw_json.split_object(block)
         inner = members.get("content", b"")
@@ -156,7 +168,7 @@ def _without_breakpoints(raw: bytes) -> bytes:
 def _without(blocks: bytes) -> bytes:
     kept: list[bytes] = []
     for block in raw_json.split_array(blocks):
-        if _MARK not in block:
+        if not may_carry_breakpoint(block):
             kept.append(block)
             continue
         members = raw_json.split_object(block)

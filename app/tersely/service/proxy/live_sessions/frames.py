@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tersely.dialects.anthropic.caching import has_escaped_letter, may_carry_breakpoint
 from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
@@ -134,7 +135,7 @@ def _shape_of(messages: Sequence[bytes]) -> _Shape | None:
     role = b""
     for raw in messages:
         beginning = _MESSAGE.match(raw)
-        if beginning is None or beginning[1] == role or not raw.endswith(b"]}"):
+        if beginning is None or beginning[1] == role or not raw.endswith(b"]}") or has_escaped_letter(raw):
             return None
         role = beginning[1]
         count = raw.count(MARK)
@@ -158,7 +159,7 @@ def count_volatile(raws: Sequence[bytes], dialect: str) -> int | None:
     """
     if dialect != "anthropic":
         return 0
-    marked = next((index for index, raw in enumerate(raws) if MARK in raw), len(raws) - 1)
+    marked = next((index for index, raw in enumerate(raws) if may_carry_breakpoint(raw)), len(raws) - 1)
     count = len(raws) - marked
     return count if count <= MAX_VOLATILE else None
 
