@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
-from tests.support.http import Answered, post
+from tests.conftest import Database
+from tests.support.http import Answered, body_of, post
 from tests.support.rows import messages_by_number
-from tests.support.services import Service
+from tests.support.services import Service, serve
 from tests.support.upstreams import MODEL, Model, RawUpstream, http_head
 
 EMPTY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "content_filter"}]}
@@ -32,11 +34,11 @@ def body(dialect: str, *texts: str) -> bytes:
     return json.dumps({"model": "m", "max_tokens": 9, "messages": messages}).encode()
 
 
-async def ask(service: Service, raw: RawUpstream, dialect: str, *texts: str) -> Answered:
+async def ask(service: Service, raw: RawUpstream, dialect: str, *texts: str, **headers: str) -> Answered:
     path, reply = IN[dialect]
     wire = json.dumps(reply).encode()
     raw.answer(http_head("application/json", content_length=str(len(wire))) + wire)
-    answer = await post(service, body(dialect, *texts), path=path)
+    answer = await post(service, body(dialect, *texts), path=path, **headers)
     assert answer.status == 200, answer.body
     return answer
 
@@ -82,3 +84,32 @@ async def test_an_answered_question_is_not_continued(service: Service, key: str)
     first = await post(service, json.dumps({"model": MODEL, "messages": [one]}).encode())
     second = await post(service, json.dumps({"model": MODEL, "messages": [one, two]}).encode())
     assert second.session != first.session
+
+
+@pytest.mark.parametrize("dialect", IN)
+async def test_questions_sent_again_in_a_named_session_are_not_doubled(
+    behind_raw: Service, raw: RawUpstream, key: str, dialect: str
+) -> None:
+    for texts in (["one"], ["one", "two"], ["one", "two", "three"], ["three", "four"]):
+        await ask(behind_raw, raw, dialect, *texts, x_tersely_session=key)
+    assert re.findall(rb'"((?:one|two|three|four))"', raw.requests[-1].body) == [b"one", b"two", b"three", b"four"]
+    assert [each.turn for each in await messages_by_number(behind_raw, key)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("live_sessions", ["64", "off"])
+async def test_delta_that_begins_with_a_failed_question_is_appended_behind_it(
+    store: Database, model: Model, key: str, live_sessions: str
+) -> None:
+    def delta(*texts: str) -> bytes:
+        return body_of(*texts, user=key)
+
+    with serve(store, model.url, live_sessions=live_sessions) as service:
+        await post(service, delta("one"), x_tersely_session=key)
+        await post(service, delta("two"), x_tersely_session=key)
+        model.script(key, ScriptedReply(status=500, body=b'{"error":{"message":"busy"}}'))
+        assert (await post(service, delta("three"), x_tersely_session=key)).status == 500
+        assert (await post(service, delta("three", "four"), x_tersely_session=key)).status == 200
+        # The same words behind a reply are new.
+        assert (await post(service, delta("four", "five"), x_tersely_session=key)).status == 200
+    asked = [each["content"] for each in model.bodies(key)[-1]["messages"] if each["role"] == "user"]
+    assert asked == ["one", "two", "three", "four", "four", "five"]

@@ -227,15 +227,23 @@ def append_messages(
     turn: int,
     follows_seq: int | None = None,
     superseded: Iterable[int] = (),
+    repeated: Sequence[StoredLink] = (),
 ) -> Reconciliation:
     """Append every incoming message to a session whose last turn is ``turn`` (0: it is empty).
 
-    ``follows_seq``: the session's last link (None: unknown). ``superseded``: the stored instructions that the incoming
-    ones replace.
+    ``follows_seq``: the link that the first incoming one follows (None: unknown). ``superseded``: the stored
+    instructions that the incoming ones replace. ``repeated`` are the session's last links, with which the incoming ones
+    begin.
     """
     placed: list[PlacedMessage] = []
     numbering = TurnNumbering(turns=turns, turn=turn, has_user=turn > 0)
+    stored = iter(repeated)
     for message in incoming:
+        if message.is_link and (row := next(stored, None)) is not None:
+            placed.append(
+                PlacedMessage(seq=row.seq, turn=row.turn, position=row.position, is_new=False, status=row.status)
+            )
+            continue
         last_seq += 1
         turn = numbering.next(message)
         placed.append(PlacedMessage(seq=last_seq, turn=turn, position=float(last_seq), is_new=True))

@@ -53,6 +53,20 @@ def find_earlier_question(rows: Sequence[StoredLink], incoming: Sequence[Message
     return None
 
 
+def find_unanswered(rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity]) -> tuple[StoredLink, ...]:
+    """Return the live messages behind the last reply with which ``incoming`` begins: no reply came to them, and the
+    client sends them again in front of further ones. ``rows`` are in order.
+    """
+    question = [message.digest for message in incoming if message.is_link]
+    links = [row for row in rows if row.is_link and row.status == "live"]
+    waiting = list(takewhile(lambda row: row.role != "assistant", reversed(links)))[: len(question) - 1][::-1]
+    for first, row in enumerate(waiting):
+        rest = waiting[first:]
+        if row.digest == question[0] and [each.digest for each in rest] == question[: len(rest)]:
+            return tuple(rest)
+    return ()
+
+
 def is_repetition(
     before: EarlierQuestion,
     *,

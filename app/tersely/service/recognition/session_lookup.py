@@ -14,7 +14,12 @@ from tersely.dialects.clients import known as clients
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.reconciliation import Reconciliation, append_messages, reconcile
-from tersely.domain.history.repetition import find_earlier_question, is_repetition, reconcile_repetition
+from tersely.domain.history.repetition import (
+    find_earlier_question,
+    find_unanswered,
+    is_repetition,
+    reconcile_repetition,
+)
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import is_outside_messages
 from tersely.service.common.offload import run_in_thread_if_large
@@ -195,11 +200,18 @@ async def _delta(
         before = [each for each in tail if not each.row.is_link or each.row.position < again[0].position]
     else:
         turn = max((row.row.turn for row in tail), default=session.turns)
-        live = (each.row.seq for each in reversed(tail) if each.row.is_link and each.row.status == "live")
-        last = next(live, None if session.last_seq else 0)
-        replaced = await _replaced_instructions(connection, tenant, incoming, tail, session)
-        decision = append_messages(incoming.identities, **counters, turn=turn, follows_seq=last, superseded=replaced)
-        before = list(tail)
+        unanswered = find_unanswered([row.row for row in tail], incoming.identities)
+        waiting = {row.seq for row in unanswered}
+        before = [each for each in tail if each.row.seq not in waiting]
+        live = (each.row.seq for each in reversed(before) if each.row.is_link and each.row.status == "live")
+        decision = append_messages(
+            incoming.identities,
+            **counters,
+            turn=turn,
+            follows_seq=next(live, None if session.last_seq else 0),
+            superseded=await _replaced_instructions(connection, tenant, incoming, tail, session),
+            repeated=unanswered,
+        )
     return SessionMatch(
         session_id=session.id,
         session=session,

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from tersely.domain.history.links import StoredLink, as_incoming
 from tersely.domain.history.reconciliation import Reconciliation, append_messages, reconcile
-from tersely.domain.history.repetition import find_earlier_question, reconcile_repetition
+from tersely.domain.history.repetition import find_earlier_question, find_unanswered, reconcile_repetition
 from tersely.domain.messages import INSTRUCTION_ROLES, is_outside_messages
 from tersely.store.commit import conversations
 from tersely.store.commit.conversations import ConversationLinks
@@ -121,11 +121,24 @@ async def append_again(
         kinds = {is_outside_messages(raw) for message, raw in brought if message.is_instruction}
         given = [message for message in stored if message.role in INSTRUCTION_ROLES]
         superseded = [message.seq for message in given if is_outside_messages(message.raw) in kinds]
+    repeated = await _unanswered_still(connection, tenant, write, state, seq)
     return append_messages(
         write.incoming,
         last_seq=state.last_seq,
         turns=state.turns,
         turn=turn,
-        follows_seq=seq,
+        follows_seq=None if repeated else seq,
         superseded=superseded,
+        repeated=repeated,
     )
+
+
+async def _unanswered_still(
+    connection: Connection, tenant: str, write: RequestWrite, state: SessionCounters, last: int
+) -> Sequence[StoredLink]:
+    """Return the stored messages with which an appended list begins, if they are still the session's last ones."""
+    known = [placed.seq for placed in write.decision.placed if placed.turn > 0 and not placed.is_new]
+    if not known or known[-1] != last:
+        return ()
+    rows = [tail.row for tail in await messages.rows_of(connection, tenant, state.id, known)]
+    return find_unanswered(sorted(rows, key=lambda row: row.seq), write.incoming)
