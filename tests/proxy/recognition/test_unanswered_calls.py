@@ -11,10 +11,10 @@ import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
-from tests.support.http import Answered, body_of, post
+from tests.support.http import Answered, body_of, post, request_bytes, wire
 from tests.support.rows import messages_by_number
 from tests.support.services import Service, serve
-from tests.support.upstreams import MODEL, Model, RawUpstream, http_head
+from tests.support.upstreams import MODEL, Model, RawUpstream, http_head, sse
 
 EMPTY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "content_filter"}]}
 REFUSED = {"type": "message", "id": "m", "role": "assistant", "model": "x", "content": [], "stop_reason": "refusal"}
@@ -96,6 +96,27 @@ async def test_questions_sent_again_in_a_named_session_are_not_doubled(
     assert [each.turn for each in await messages_by_number(behind_raw, key)] == [1, 2, 3, 4]
 
 
+async def test_question_whose_reply_the_client_left_is_not_doubled(
+    behind_raw: Service, raw: RawUpstream, key: str
+) -> None:
+    raw.answer(http_head(), sse("An answer", role=True), 10.0)
+    async with wire(behind_raw) as there:
+        await there.send(request_bytes(body_of("one", stream=True), x_tersely_session=key))
+        await there.until(b"An answer")
+    async with asyncio.timeout(10):
+        while len(await messages_by_number(behind_raw, key)) < 2:
+            await asyncio.sleep(0.02)
+    for texts in (["one", "two"], ["three"]):
+        await ask(behind_raw, raw, "chat", *texts, x_tersely_session=key)
+    assert re.findall(rb'"content": ?"([^"]+)"', raw.requests[-1].body) == [b"one", b"two", b"three"]
+    assert [each.status for each in await messages_by_number(behind_raw, key)] == [
+        "live",
+        "superseded",
+        "live",
+        "live",
+    ]
+
+
 @pytest.mark.parametrize("live_sessions", ["64", "off"])
 async def test_delta_that_begins_with_a_failed_question_is_appended_behind_it(
     store: Database, model: Model, key: str, live_sessions: str
@@ -113,3 +134,19 @@ async def test_delta_that_begins_with_a_failed_question_is_appended_behind_it(
         assert (await post(service, delta("four", "five"), x_tersely_session=key)).status == 200
     asked = [each["content"] for each in model.bodies(key)[-1]["messages"] if each["role"] == "user"]
     assert asked == ["one", "two", "three", "four", "four", "five"]
+
+
+@pytest.mark.parametrize("is_appended", [False, True])
+async def test_delta_with_words_that_no_call_asked_alone_is_new(
+    service: Service, model: Model, key: str, is_appended: bool
+) -> None:
+    """A message in front of the question of a call, or one that was appended over REST, has no reply of its own."""
+    first = ["Go on.", "one"]
+    if is_appended:
+        note = json.dumps({"messages": [{"role": "user", "content": first.pop(0)}]}).encode()
+        assert (await post(service, note, path=f"/api/sessions/{key}/messages")).status == 201
+    for texts in (first, ["two"], ["Go on."]):
+        assert (await post(service, body_of(*texts, user=key), x_tersely_session=key)).status == 200
+    asked = [each["content"] for each in model.bodies(key)[-1]["messages"] if each["role"] == "user"]
+    assert asked == ["Go on.", "one", "two", "Go on."]
+    assert [each.role for each in await messages_by_number(service, key)][-4:] == ["user", "assistant"] * 2

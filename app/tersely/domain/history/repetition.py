@@ -67,6 +67,14 @@ def find_unanswered(rows: Sequence[StoredLink], incoming: Sequence[MessageIdenti
     return ()
 
 
+def find_before_last_reply(rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity]) -> EarlierQuestion | None:
+    """Find the messages in front of the last reply with which ``incoming`` begins, as `find_unanswered` does."""
+    links = [row for row in rows if row.is_link and row.status == "live"]
+    replies = tuple(takewhile(lambda row: row.role == "assistant", reversed(links)))[::-1]
+    question = find_unanswered(links[: len(links) - len(replies)], incoming) if replies else ()
+    return EarlierQuestion(rows=question, replies=replies, is_last=True) if question else None
+
+
 def is_repetition(
     before: EarlierQuestion,
     *,

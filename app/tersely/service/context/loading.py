@@ -193,6 +193,11 @@ async def _load_stored(
     stored = await messages.live_from(connection, tenant, session.id, cut, last=session.last_seq)
     if match.decision.kind == "retry" and (answered := match.decision.answered) is not None:
         stored = [each for each in stored if each.position <= answered.position]
+    if superseded := set(match.decision.superseded):
+        calls = {each.call for each in stored if each.seq in superseded and each.call}
+        stored = [
+            each for each in stored if each.seq not in superseded and (each.client_visible or each.call not in calls)
+        ]
     if epoch is not None and _begins_behind_clear(epoch, cut) and (turn := _turn_of_delta(match, stored)):
         epoch = await _with_turn(connection, tenant, match, epoch, cut, turn)
     kept, epoch = await _kept_messages(connection, tenant, session, stored, epoch, cut)

@@ -15,6 +15,7 @@ from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.reconciliation import Reconciliation, append_messages, reconcile
 from tersely.domain.history.repetition import (
+    find_before_last_reply,
     find_earlier_question,
     find_unanswered,
     is_repetition,
@@ -27,7 +28,7 @@ from tersely.service.recognition.incoming_history import NEWEST, IncomingHistory
 from tersely.store.commit import idempotency_keys as appends
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages, sessions
-from tersely.store.history.messages import TailRow
+from tersely.store.history.messages import EndOfCall, TailRow
 from tersely.store.history.sessions import ReplyMatch
 from tersely.store.history.tail_cache import ROW_SIZE
 
@@ -199,17 +200,17 @@ async def _delta(
         )
         before = [each for each in tail if not each.row.is_link or each.row.position < again[0].position]
     else:
-        turn = max((row.row.turn for row in tail), default=session.turns)
-        unanswered = find_unanswered([row.row for row in tail], incoming.identities)
-        waiting = {row.seq for row in unanswered}
-        before = [each for each in tail if each.row.seq not in waiting]
+        unanswered, replies = await _sent_again(connection, tenant, incoming, tail, session)
+        left = {row.seq for row in (*unanswered, *replies)}
+        before = [each for each in tail if each.row.seq not in left]
         live = (each.row.seq for each in reversed(before) if each.row.is_link and each.row.status == "live")
+        replaced = await _replaced_instructions(connection, tenant, incoming, tail, session)
         decision = append_messages(
             incoming.identities,
             **counters,
-            turn=turn,
+            turn=max((row.row.turn for row in tail), default=session.turns),
             follows_seq=next(live, None if session.last_seq else 0),
-            superseded=await _replaced_instructions(connection, tenant, incoming, tail, session),
+            superseded=[*replaced, *(row.seq for row in replies)],
             repeated=unanswered,
         )
     return SessionMatch(
@@ -221,6 +222,24 @@ async def _delta(
         is_delta=True,
         head_chain=await _whole_chain(connection, tenant, incoming, before, session),
     )
+
+
+async def _sent_again(
+    connection: Connection, tenant: str, incoming: IncomingHistory, tail: Sequence[TailRow], session: Session
+) -> tuple[Sequence[StoredLink], Sequence[StoredLink]]:
+    """Return the session's last messages with which a delta begins, and the replies to them that its client left before
+    their end: it does not have them.
+    """
+    rows = [row.row for row in tail]
+    if unanswered := find_unanswered(rows, incoming.identities):
+        return unanswered, ()
+    before = find_before_last_reply(rows, incoming.identities)
+    if before is None:
+        return (), ()
+    end = await messages.end_of_call(
+        connection, tenant, session.id, before.answered.seq, before.replies[-1].seq, calls=session.calls
+    )
+    return (before.rows, before.replies) if end.client_left else ((), ())
 
 
 async def _replaced_instructions(
@@ -263,18 +282,18 @@ async def _asked_before(
         return ()
     question = before.answered.seq
     created_at = next(row.created_at for row in tail if row.row.seq == question)
-    client_left, ended_at = False, None
+    end = EndOfCall()
     if not (hints.is_retry or (before.is_last and not before.replies)):
         reply = before.replies[-1].seq if before.replies else 0
-        client_left, ended_at = await messages.end_of_call(
-            connection, tenant, session.id, question, reply, calls=session.calls
-        )
+        end = await messages.end_of_call(connection, tenant, session.id, question, reply, calls=session.calls)
+    if not end.is_question:
+        return ()
     is_repeated = is_repetition(
         before,
         is_retry=hints.is_retry,
         age=now - created_at,
-        client_left=client_left,
-        ended=None if ended_at is None else now - ended_at,
+        client_left=end.client_left,
+        ended=None if end.ended_at is None else now - end.ended_at,
     )
     return before.rows if is_repeated else ()
 

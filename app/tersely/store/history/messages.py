@@ -158,9 +158,15 @@ INSTRUCTION_ROWS = f"{CURRENT_INSTRUCTIONS} ORDER BY place, seq"
 # For a reply its finish; otherwise the end of the newest call that ended with this message. `calls` is read from its
 # newest rows on.
 END_OF_CALL = f"""
-SELECT finish, created_at AS ended_at FROM messages WHERE {HERE} AND seq = $4
+SELECT finish, created_at AS ended_at, true AS is_question FROM messages WHERE {HERE} AND seq = $4
 UNION ALL
-SELECT NULL, max(finished_at) FROM calls WHERE {HERE} AND $4 = 0 AND number > $5 AND number <= {END} AND last_seq = $3
+SELECT NULL, max(finished_at), EXISTS (
+    SELECT FROM messages AS q WHERE q.tenant_id = $1 AND q.session_id = $2 AND q.seq = $3 AND q.exchange IS NOT NULL
+        AND NOT EXISTS (
+            SELECT FROM messages AS n
+            WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.seq = $3 + 1 AND n.exchange = q.exchange
+        )
+) FROM calls WHERE {HERE} AND $4 = 0 AND number > $5 AND number <= {END} AND last_seq = $3
 """
 CALLS_LOOKED_AT = 1_000
 ENDED_CALLS = f"""
@@ -476,18 +482,30 @@ async def instruction_rows(connection: Connection, tenant: str, session_id: str)
     return [_row(r).row for r in await connection.fetch(INSTRUCTION_ROWS, tenant, session_id)]
 
 
+class EndOfCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a question's call. ``client_left``: its client went away before the end of the reply. Without a
+    time (``ended_at``) the call is under way, unless ``is_question`` is false: the message was appended without a call,
+    or in front of the question of one.
+    """
+
+    client_left: bool = False
+    ended_at: datetime | None = None
+    is_question: bool = True
+
+
 async def end_of_call(
     connection: Connection, tenant: str, session_id: str, question: int, reply: int, *, calls: int
-) -> tuple[bool, datetime | None]:
-    """Return whether the client left the reply to ``question`` (0: there is none), and when its call ended.
-
-    No time: the call is under way. ``calls`` is how many calls the session has had.
+) -> EndOfCall:
+    """Return how the call of ``question`` ended. ``reply`` is its last reply (0: there is none), ``calls`` is how many
+    calls the session has had.
     """
     oldest = calls - CALLS_LOOKED_AT
+    found = EndOfCall(is_question=False)
     for record in await connection.fetch(END_OF_CALL, tenant, session_id, question, reply, oldest):
         if record["ended_at"] is not None:
-            return record["finish"] == CLIENT_LEFT, record["ended_at"]
-    return False, None
+            return EndOfCall(client_left=record["finish"] == CLIENT_LEFT, ended_at=record["ended_at"])
+        found = EndOfCall(is_question=record["is_question"])
+    return found
 
 
 async def failed_links(
