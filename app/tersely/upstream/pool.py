@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
-from functools import partial
+from functools import lru_cache, partial
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
@@ -129,6 +130,14 @@ class ConnectionPool:
 
 
 def _tls() -> ssl.SSLContext:
+    return _tls_with(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@lru_cache(maxsize=4)
+def _tls_with(*_: str | None) -> ssl.SSLContext:
+    """Return what the connections to all hosts share: reading the system's certificates takes 30 ms. OpenSSL looks for
+    them where the arguments say, which are its variables.
+    """
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
