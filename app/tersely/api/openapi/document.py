@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from tersely.api.errors import PROBLEM
 from tersely.api.openapi.proxy_routes import DOCUMENT, KEY_HEADER, proxy_paths
@@ -67,6 +69,9 @@ HEADERS_TOO_LARGE = {
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/OpenAIError"}}},
 }
 
+# The body of a refusal under ``/api``.
+PROBLEM_CONTENT = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+
 # A path parameter that stays encoded, since it may contain slashes. No route declares it.
 SESSION_ID = {
     "name": "session_id",
@@ -82,18 +87,18 @@ def openapi_document(app: FastAPI) -> bytes:
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False, sort_keys=False).encode() + b"\n"
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Make ``app`` describe itself whole, in ``/docs`` too."""
+def install_openapi(app: FastAPI, problem: type[BaseModel]) -> None:
+    """Make ``app`` describe itself whole, in ``/docs`` too. ``problem`` is the model of `PROBLEM_CONTENT`."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _describe(app)
+            app.openapi_schema = _describe(app, problem)
         return app.openapi_schema
 
     app.openapi = describe  # type: ignore[method-assign]
 
 
-def _describe(app: FastAPI) -> dict[str, Any]:
+def _describe(app: FastAPI, problem: type[BaseModel]) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -107,8 +112,6 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             if OPEN_TAG in operation["tags"]:
                 operation["security"] = []
-            else:
-                _name_problems(operation["responses"])
             if "{session_id}" in path:
                 operation.setdefault("parameters", []).insert(0, SESSION_ID)
     document["paths"] = {**proxy_paths(), **document["paths"]}
@@ -119,15 +122,9 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     components["securitySchemes"] = SECURITY_SCHEMES
     document["security"] = SECURITY
     schemas = components.setdefault("schemas", {})
-    schemas.update(DOCUMENT.errors)
+    body = jsonable_encoder(problem.model_json_schema(mode="serialization"), exclude_none=True)
+    described = {**schemas, "Problem": body}
+    components["schemas"] = schemas = {**dict(sorted(described.items())), **DOCUMENT.errors}
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document
-
-
-def _name_problems(responses: dict[str, Any]) -> None:
-    """Problem documents under their own media type."""
-    for status, response in responses.items():
-        content = response.get("content", {})
-        if int(status) >= 400 and "application/json" in content:
-            response["content"] = {PROBLEM: content["application/json"]}

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from fastapi import FastAPI
 
-from tersely.api.openapi.document import install_openapi
+from tersely.api.openapi.document import PROBLEM_CONTENT, install_openapi
 from tersely.api.rest import (
     activity,
     admin,
@@ -34,8 +34,10 @@ from tersely.api.rest.schemas.common import Problem
 from tersely.api.rest.services import Services
 from tersely.service.common.metrics import Metrics
 
+# A schema by its name, not a model: FastAPI would make a validator of it for each status of each route, 60 ms and more
+# of a service's first request.
 PROBLEMS: dict[int | str, dict[str, object]] = {
-    status: {"model": Problem, "description": text}
+    status: {"description": text, "content": PROBLEM_CONTENT}
     for status, text in {
         401: "A Tersely key is needed",
         403: "The key does not permit this",
@@ -80,5 +82,5 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
     for tag, module in ROUTES.items():
         app.include_router(module.router, prefix="/api", tags=[tag], responses=PROBLEMS)
     install_problems(app)
-    install_openapi(app)
+    install_openapi(app, Problem)
     app.add_middleware(RestEdge, metrics=metrics)
