@@ -35,13 +35,15 @@ from hypothesis import HealthCheck, settings
 from tersely.embedded_postgres import open_embedded_postgres
 from tersely.store.db.distribution import distribute
 from tersely.store.db.migrations import migrate
+from tests.support.tls import share_contexts
 
 T = TypeVar("T")
 
 # The console script of the environment that runs the tests: what a user calls.
 TERSELY = str(Path(sys.executable).with_name("tersely"))
 
-SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
 
 # The service's login in tests: owns the tables, as the user of a rented database does, and is no superuser.
 OWNER = "tersely_test_owner"
@@ -66,6 +68,8 @@ settings.register_profile(
 )
 settings.register_profile("random", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "same")
+
+share_contexts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
