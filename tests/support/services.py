@@ -7,16 +7,18 @@ Tests that need a process of its own use `tests.support.processes`; tests of the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import uvicorn
+from typing_extensions import override
 
 from tersely.api.transport.protocol import DeadlineProtocol
 from tersely.composition.application import build
@@ -28,6 +30,9 @@ from tests.support.loops import background, wait_until
 
 # The policy under which instructions and tools are added from the first request of a session on.
 FROM_THE_START = '{"instructions_at": 0}'
+
+# Seconds that calls under way may take at the end of a service.
+LAST_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,40 @@ class Worker:
             return Answered(status=response.status, headers=names, body=read, seconds=time.monotonic() - began)
 
 
+class _Server(uvicorn.Server):
+    """Ends as soon as it is told to. uvicorn looks every tenth of a second, and then waits as long once more."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._is_told = asyncio.Event()
+
+    def leave(self) -> None:
+        """Begin to end; to be called in the server's own loop."""
+        self.should_exit = True
+        self._is_told.set()
+
+    @override
+    async def main_loop(self) -> None:
+        ticks = itertools.count()
+        while not await self.on_tick(next(ticks)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._is_told.wait()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        state, end = self.server_state, time.monotonic() + LAST_SECONDS
+        for connection in list(state.connections):
+            connection.shutdown()
+        while (state.connections or state.tasks) and time.monotonic() < end:
+            await asyncio.sleep(0.005)
+        for task in state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
+
+
 @contextmanager
 def serve(database: Database, upstream: str, *, dsn: str | None = None, **settings: Any) -> Iterator[Service]:
     """Serve in a thread with an event loop of its own, so that tests with loops of their own can share the service.
@@ -82,7 +121,7 @@ def serve(database: Database, upstream: str, *, dsn: str | None = None, **settin
         try:
             yield Service(url=f"http://127.0.0.1:{port}", port=port, database=database, thread=there.thread)
         finally:
-            server.should_exit = True
+            there.loop.call_soon_threadsafe(server.leave)
             done.result(30)
             listener.close()
 
@@ -102,7 +141,7 @@ async def run_worker(database: Database, upstream: str, **settings: Any) -> Asyn
         async with aiohttp.ClientSession(auto_decompress=False) as http:
             yield Worker(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", http=http)
     finally:
-        server.should_exit = True
+        server.leave()
         await running
         listener.close()
 
@@ -114,7 +153,7 @@ def many(*contexts: Any) -> Iterator[list[Any]]:
         yield [stack.enter_context(each) for each in contexts]
 
 
-def _server(dsn: str, upstream: str, settings: Mapping[str, Any]) -> tuple[socket.socket, uvicorn.Server]:
+def _server(dsn: str, upstream: str, settings: Mapping[str, Any]) -> tuple[socket.socket, _Server]:
     """Return a listening socket and the server for it, configured as ``tersely serve`` does it."""
     hosts = ("anthropic_base_url", "gemini_base_url", "gemini_gca_base_url")
     others = dict.fromkeys(hosts, upstream.removesuffix("/v1"))
@@ -124,9 +163,8 @@ def _server(dsn: str, upstream: str, settings: Mapping[str, Any]) -> tuple[socke
     uvicorn_config = serving._config(application, given)
     limits = ("header_timeout", "header_bytes", "header_count", "header_connections")
     uvicorn_config.http = type("Protocol", (DeadlineProtocol,), {name: getattr(config, name) for name in limits})
-    uvicorn_config.timeout_graceful_shutdown = 3
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     # uvloop sets this for each connection, asyncio's loop not for those of a given socket: a reply in two parts would
     # wait 40 ms for its client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener, uvicorn.Server(uvicorn_config)
+    return listener, _Server(uvicorn_config)
