@@ -9,6 +9,7 @@ coordinator of a Citus cluster to be used instead: there the template is distrib
 from __future__ import annotations
 
 import asyncio
+import compileall
 import fcntl
 import gc
 import hashlib
@@ -108,6 +109,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: the servers of the tests would keep to that
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not hasattr(config, "workerinput"):
+        # Hundreds of tests start processes, each of which would compile the service for 1.5 s where Python may not keep
+        # bytecode (PYTHONDONTWRITEBYTECODE).
+        compileall.compile_dir(ROOT / "app", quiet=2)
         run_dir = Path(tempfile.mkdtemp(prefix="tersely-test-", dir=_quickest_directory()))
         if os.geteuid() == 0:
             run_dir.chmod(0o711)  # root's Postgres runs as somebody else, who has to pass
