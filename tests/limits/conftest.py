@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tersely.service.limits import accounts, limiter
 from tests.conftest import Database
 from tests.support.services import Worker, run_worker
 from tests.support.tenants import Tenant
@@ -17,6 +18,13 @@ from tests.support.upstreams import Model, scripted
 ADMIN_KEY = "the-operator-s-own-key"
 AS_ADMIN = {"X-Tersely-Key": ADMIN_KEY}
 NewTenant = Callable[..., Awaitable[Tenant]]
+
+
+@pytest.fixture
+def quick_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers read limits again, and give back what they hold for idle tenants, after 0.4 s instead of 2 s."""
+    for module, name in ((limiter, "TICK"), (limiter, "REFRESH"), (accounts, "IDLE")):
+        monkeypatch.setattr(module, name, getattr(module, name) / 5)
 
 
 @pytest.fixture(scope="module")

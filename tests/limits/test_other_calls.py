@@ -18,6 +18,9 @@ from tests.limits.conftest import ADMIN_KEY, admin, make_tenant
 from tests.support.services import Worker, run_worker
 from tests.support.tenants import Tenant
 
+pytestmark = pytest.mark.usefixtures("quick_accounts")
+# A worker has read new limits, and has counted all that was used, after so many seconds.
+FOLLOWED = 1.3
 LIMIT = 10_000_000
 WORDS = "a question of some length " * 400
 TOKENS = len(WORDS) // 4
@@ -239,10 +242,10 @@ async def test_model_calls_of_every_kind_count_and_other_requests_do_not(store: 
     azure = {"azure": {"dialect": "azure", "base_url": host.url.removesuffix("/v1")}}
     async with run_worker(store, host.url, auth="keys", admin_key=ADMIN_KEY, upstreams=azure) as worker:
         tenants = [await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT) for _ in host.cases]
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(FOLLOWED)
         for number, (case, tenant) in enumerate(zip(host.cases, tenants, strict=True)):
             assert await ask(worker, tenant, case, number) == case.status, case.path
-        await asyncio.sleep(3.5)
+        await asyncio.sleep(FOLLOWED)
         wrong = []
         for case, tenant in zip(host.cases, tenants, strict=True):
             tokens = (await used(worker, tenant))["tokens_per_day"]
@@ -277,20 +280,20 @@ async def test_other_model_calls_cost_the_price_of_their_model(store: Database, 
         tenants = [await make_tenant(worker.http, worker.base_url, money_per_month=LIMIT) for _ in cases]
         for number, (case, tenant) in enumerate(zip(cases, tenants, strict=True)):
             assert await ask(worker, tenant, case, number) == 200
-        await asyncio.sleep(3.5)
+        await asyncio.sleep(FOLLOWED)
         spent = [(await used(worker, tenant))["money_per_month"] for tenant in tenants]
         assert spent[:3] == [pytest.approx(0.34)] * 3
         assert spent[3] == pytest.approx(TOKENS * 1.001e-3, rel=0.02)
 
 
 async def test_other_model_calls_count_whose_client_leaves(store: Database, host: Host) -> None:
-    host.cases = [Case(path="/v1/completions", body={"prompt": WORDS}, reply={"usage": USAGE}, delay=2.0)]
+    host.cases = [Case(path="/v1/completions", body={"prompt": WORDS}, reply={"usage": USAGE}, delay=1.0)]
     async with run_worker(store, host.url, auth="keys", admin_key=ADMIN_KEY) as worker:
         tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT, concurrent=1)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await ask(worker, tenant, host.cases[0])
-        await asyncio.sleep(3.5)
+        await asyncio.sleep(FOLLOWED)
         found = await used(worker, tenant)
         assert abs(found["tokens_per_day"] - TOKENS) < 50
         assert found["concurrent"] == 0

@@ -13,7 +13,10 @@ from tests.support.services import Worker, run_worker
 from tests.support.tenants import Tenant
 from tests.support.upstreams import Model
 
+pytestmark = pytest.mark.usefixtures("quick_accounts")
 LIMIT = 1_000_000
+# A worker has read new limits after so many seconds.
+FOLLOWED = 1.0
 
 
 async def used(worker: Worker, tenant: Tenant, limit: str = "tokens_per_day") -> float:
@@ -37,7 +40,7 @@ async def test_tokens_of_a_summary_count_for_its_tenant(store: Database, model: 
     async with run_worker(store, model.url, auth="keys", admin_key=ADMIN_KEY, **settings) as worker:
         tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT, money_per_month=LIMIT)
         other = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(FOLLOWED)
         await fill(worker, tenant)
         body = {"strategy": "compact"}
         path = f"{worker.base_url}/api/sessions/s/compact"
@@ -73,7 +76,7 @@ async def test_tokens_of_embeddings_count_for_their_tenant(store: Database, mode
     try:
         async with run_worker(store, model.url, auth="keys", admin_key=ADMIN_KEY, **settings) as worker:
             tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT)
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(FOLLOWED)
             await fill(worker, tenant)
             path = f"{worker.base_url}/api/sessions/s/search"
             query = {"mode": "relevant", "query": "says"}
