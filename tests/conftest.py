@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,14 +153,16 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The Postgres server of this run, with the schema in a template database."""
+    from tests.support.rows import close_looks  # which imports this module
+
     run_dir = Path(os.environ[_RUN_DIR])
     given = _given_server()
-    if given:
+    with ExitStack() as stack:
+        if not given:
+            quick = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
+            given = stack.enter_context(open_embedded_postgres(run_dir, settings=quick)).admin_dsn
+        stack.callback(close_looks)
         yield _prepared(run_dir, given)
-        return
-    quick = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
-    with open_embedded_postgres(run_dir, settings=quick) as postgres:
-        yield _prepared(run_dir, postgres.admin_dsn)
 
 
 @pytest.fixture
