@@ -24,6 +24,7 @@ from tersely.server.embedded_server import serving
 from tersely.store.db.migrations import migrate
 from tests.cli.conftest import Running
 from tests.cli.terminal import ROOT, Ran, environment, run
+from tests.conftest import quickest_directory
 from tests.support.processes import postgres_of
 
 AWAY = "postgresql://nobody@127.0.0.1:1/none"
@@ -94,7 +95,8 @@ def test_bad_settings_are_refused_by_name() -> None:
 @pytest.fixture
 def frozen() -> Iterator[Path]:
     """The data directory of an embedded Postgres whose processes are stopped."""
-    with tempfile.TemporaryDirectory(prefix="tersely-frozen-", dir="/tmp", ignore_cleanup_errors=True) as parent:
+    home = quickest_directory()
+    with tempfile.TemporaryDirectory(prefix="tersely-frozen-", dir=home, ignore_cleanup_errors=True) as parent:
         Path(parent).chmod(0o711)
         data_dir = Path(parent) / "data"
         with open_embedded_postgres(data_dir, settings={"fsync": "off"}) as server:

@@ -24,13 +24,15 @@ from typing_extensions import override
 from tersely.server.host_check import check_hosts_in_background
 from tersely.server.run import HEALTH_SECONDS
 from tersely.settings import Settings
+from tests.conftest import quickest_directory
 from tests.support.loops import wait_until
 from tests.support.processes import AWAY, greeting, postgres_of, start
 
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tersely-serving-", dir="/tmp", ignore_cleanup_errors=True) as parent:
+    home = quickest_directory()
+    with tempfile.TemporaryDirectory(prefix="tersely-serving-", dir=home, ignore_cleanup_errors=True) as parent:
         Path(parent).chmod(0o711)
         directory = Path(parent) / "data"
         yield directory

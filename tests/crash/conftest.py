@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import TERSELY
+from tests.conftest import TERSELY, quickest_directory
 from tests.support.loops import wait_until
 from tests.support.processes import ROOT, Launch, Running, children, postgres_of, read_lines
 from tests.support.upstreams import Model
@@ -23,7 +23,7 @@ from tests.support.upstreams import Model
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """A data directory that the server's account can reach; whatever still runs in it is ended."""
-    parent = Path(tempfile.mkdtemp(prefix="tersely-crash-", dir="/tmp"))
+    parent = Path(tempfile.mkdtemp(prefix="tersely-crash-", dir=quickest_directory()))
     parent.chmod(0o711)
     directory = parent / "data"
     yield directory

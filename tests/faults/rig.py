@@ -29,7 +29,7 @@ from tersely.embedded_postgres import open_embedded_postgres
 from tersely.fakellm.scripted import ReceivedRequest, ScriptedReply
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import migrate
-from tests.conftest import TERSELY
+from tests.conftest import TERSELY, quickest_directory
 from tests.faults.ways import Way, open_way
 from tests.support.conversations import script
 from tests.support.processes import ROOT, postgres_of, postmaster
@@ -347,7 +347,7 @@ async def wait_for_port(port: int, limit: float = 20) -> None:
 @asynccontextmanager
 async def open_rig(rng: random.Random, **options: str) -> AsyncIterator[Rig]:
     """The whole system for the length of the block. ``options``: further variables of the replicas."""
-    home = Path(tempfile.mkdtemp(prefix="tersely-faults-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="tersely-faults-", dir=quickest_directory()))
     home.chmod(0o755)
     async with AsyncExitStack() as stack:
         enter: Callable[[Any], Any] = stack.enter_context

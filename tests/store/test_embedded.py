@@ -27,6 +27,7 @@ from tersely.embedded_postgres.account import SystemAccount, choose_account, def
 from tersely.embedded_postgres.install import find_install, reachable_install
 from tersely.embedded_postgres.locks import FileLock, is_held
 from tersely.embedded_postgres.server import _PostgresServer
+from tests.conftest import quickest_directory
 
 HELPER = Path(__file__).with_name("embedded_service.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ class Service:
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """A data directory that the server's account can reach; whatever still runs in it is ended."""
-    parent = Path(tempfile.mkdtemp(prefix="tersely-embedded-", dir="/tmp"))
+    parent = Path(tempfile.mkdtemp(prefix="tersely-embedded-", dir=quickest_directory(runs_programs=True)))
     parent.chmod(0o711)
     directory = parent / "data"
     yield directory

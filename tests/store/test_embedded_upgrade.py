@@ -20,7 +20,7 @@ import pytest
 
 from tersely.embedded_postgres import EmbeddedPostgresError, open_embedded_postgres, upgrade_cluster
 from tersely.store.db.migrations import migrate
-from tests.conftest import TERSELY
+from tests.conftest import TERSELY, quickest_directory
 from tests.support.loops import wait_until
 from tests.support.processes import postgres_of, postmaster
 
@@ -33,7 +33,8 @@ OLD_MAJOR = 16
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
     """A directory that the server's account may pass, with a path that is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="tersely-up-", dir="/tmp", ignore_cleanup_errors=True) as made:
+    home = quickest_directory(runs_programs=True)
+    with tempfile.TemporaryDirectory(prefix="tersely-up-", dir=home, ignore_cleanup_errors=True) as made:
         Path(made).chmod(0o755)
         yield Path(made)
 
@@ -92,13 +93,10 @@ async def count(dsn: str) -> tuple[int, str]:
         await connection.close()
 
 
-@pytest.fixture
-def old_cluster(place: Path, old_programs: Path) -> Iterator[Path]:
-    """A data directory with a database of the older version."""
-    data_dir = place / "data"
-    home = data_dir / "postgres"
-    home.mkdir(parents=True)
-    cluster, sockets = home / f"cluster-{OLD_MAJOR}", place / "run"
+@pytest.fixture(scope="module")
+def old_files(place: Path, old_programs: Path) -> Path:
+    """The files of a database of the older version, which has been stopped; they are made once, and copied."""
+    cluster, sockets = place / "made", place / "made-run"
     for directory in (cluster, sockets):
         directory.mkdir(mode=0o700)
         if not os.geteuid():
@@ -112,6 +110,20 @@ def old_cluster(place: Path, old_programs: Path) -> Iterator[Path]:
         asyncio.run(fill(f"postgresql://tersely@/tersely?host={sockets}"))
     finally:
         run(old_programs / "pg_ctl", "-D", cluster, "-w", "-m", "fast", "stop")
+    return cluster
+
+
+@pytest.fixture
+def old_cluster(place: Path, old_files: Path) -> Iterator[Path]:
+    """A data directory with a database of the older version."""
+    data_dir = place / "data"
+    home = data_dir / "postgres"
+    home.mkdir(parents=True)
+    sockets = place / "run"
+    sockets.mkdir(mode=0o700)
+    if not os.geteuid():
+        shutil.chown(sockets, "nobody")
+    subprocess.run(["cp", "-a", old_files, home / f"cluster-{OLD_MAJOR}"], check=True)
     yield data_dir
     shutil.rmtree(data_dir)
     shutil.rmtree(sockets)
