@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tersely.api.transport import protocol
 from tersely.server.run import log_as_json
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
@@ -109,6 +110,12 @@ async def keyring(store: Database) -> AsyncIterator[Store]:
 def key() -> str:
     """A word that no other test uses: a session id, a user, a marker."""
     return f"k{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def brief_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused connection is closed after 0.3 s, not 2 s, if its client does not close it."""
+    monkeypatch.setattr(protocol, "LINGER", 0.3)
 
 
 @pytest.fixture

@@ -414,6 +414,7 @@ async def test_expect_100_continue(service: Service, strict: Service, key: str):
         b"GET /v1/models HTTP/9.9\r\n\r\n",
     ],
 )
+@pytest.mark.usefixtures("brief_linger")
 async def test_bytes_that_are_no_http_are_refused(strict: Service, request_line: bytes):
     async with wire(strict) as line:
         await line.send(request_line)

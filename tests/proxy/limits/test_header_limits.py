@@ -56,6 +56,7 @@ async def test_headers_up_to_the_limits_pass(patient: Service) -> None:
         START + b"x-folded: a\r\n" + b" more\r\n" * (6 * KILO) + b"\r\n",
     ],
 )
+@pytest.mark.usefixtures("brief_linger")
 async def test_larger_heads_are_refused(patient: Service, head: bytes) -> None:
     async with wire(patient) as line:
         await line.send(head)
