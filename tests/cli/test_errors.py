@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -112,8 +113,10 @@ def frozen() -> Iterator[Path]:
 
 
 def test_commands_end_when_the_embedded_database_is_frozen(frozen: Path) -> None:
-    for command in (("keys", "list"), ("stats", "--local")):
-        assert "accepts connections and answers none" in complains(run(*command, TERSELY_DATA_DIR=str(frozen)))
+    commands = (("keys", "list"), ("stats", "--local"))
+    with ThreadPoolExecutor() as pool:  # each waits for seconds
+        for ran in pool.map(lambda command: run(*command, TERSELY_DATA_DIR=str(frozen)), commands):
+            assert "accepts connections and answers none" in complains(ran)
 
 
 def test_a_service_that_never_answers_is_not_waited_for(session: str) -> None:
