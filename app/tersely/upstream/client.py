@@ -171,6 +171,19 @@ class UpstreamReply:
         except (OSError, zlib.error) as error:
             raise _broken_off(error) from error
 
+    async def read_piece(self) -> bytes:
+        """Return the next bytes of the body, ``b""`` at its end.
+
+        Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
+        """
+        try:
+            piece = await self._next(self._now() + self._idle)
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
+        if piece is None:
+            raise UpstreamUnavailable(f"the model host was silent for {self._idle:.0f} s")
+        return piece
+
     async def trailer(self, wait: float) -> bytes:
         """Return bytes after a reply's own end mark if they arrive within ``wait`` seconds. They are optional."""
         found = b""

@@ -16,7 +16,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tests.support.http import body_of, post, request_bytes, wire
 from tests.support.loops import eventually, until
 from tests.support.rows import messages_by_number, query
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import DONE, Model, RawUpstream, chunk, http_head, sse
 
 BEAT = b": keep-alive\n\n"
@@ -49,6 +49,30 @@ async def ask(service: Service, session: str, **more: object) -> bytes:
     answer = await post(service, body_of("go on", stream=True, **more), X_Tersely_Session=session)
     assert answer.status == 200
     return answer.body
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain; charset=utf-8", "application/json", "application/octet-stream", ""]
+)
+@pytest.mark.parametrize("first", [b"", b"\n", b": wait\n\n", b"da"])
+async def test_stream_is_one_under_any_content_type(
+    behind_raw: Service, raw: RawUpstream, key: str, content_type: str, first: bytes
+):
+    head, event = http_head(content_type), sse("Words.", role=True)
+    rest = event[2:] if first == b"da" else event
+    raw.answer(head, first, 0.05, rest, 10.0)
+    async with wire(behind_raw) as there:
+        await there.send(request_bytes(body_of("go on", stream=True), x_tersely_session=f"{key}-1"))
+        await there.until(b"Words.", limit=5)
+
+    raw.answer(head, first, 0.05, rest, sse("\n<terse>said</terse>"), sse(finish="stop"), DONE)
+    answer = await post(
+        behind_raw, body_of("go on", stream=True), X_Tersely_Session=key, X_Tersely_Epoch=FROM_THE_START
+    )
+    assert content_of(answer.body).strip() == "Words."
+    assert answer.headers["content-type"] == content_type
+    question, reply = await messages_by_number(behind_raw, key)
+    assert (question.status, reply.status, reply.text.strip()) == ("live", "live", "Words.")
 
 
 @pytest.mark.parametrize("strategy", ["slim", "full"])

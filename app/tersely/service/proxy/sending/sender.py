@@ -29,6 +29,9 @@ MAX_FIRST_EVENT = 64 * 1024
 # How long (seconds) the reply is awaited after a stream's preamble: a refusal comes at once.
 AFTER_PREAMBLE = 1.0
 
+# How a stream of events begins, and no JSON.
+_EVENTS_BEGIN = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry|):")
+_LONGEST_FIELD = len(b"event:")
 _EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
 # One is in every event that reports an error: in JSON a name or a value, else at the beginning of a line.
 _ERRORS = (b'"error', b": error", b":error")
@@ -115,11 +118,18 @@ class Sender:
         if reply.status >= 400:
             body = await reply.read(MAX_ERROR_BODY)
             return StartedReply(prepared=prepared, reply=reply, sent_at=sent_at, body=body)
+        first = b""
         if not self._is_streamed(prepared, reply):
-            body, is_whole = await reply.read_up_to(self._max_reply)
-            return StartedReply(prepared=prepared, reply=reply, sent_at=sent_at, body=body, is_oversized=not is_whole)
-        has_events = reply.status == 200 and reply.content_type == EVENT_STREAM
-        first = await self._read_first_event(reply) if has_events else b""
+            first = await self._read_beginning(reply) if prepared.request.stream and reply.status == 200 else b""
+            if _EVENTS_BEGIN.match(first) is None:
+                body, is_whole = await reply.read_up_to(self._max_reply)
+                body = first + body
+                return StartedReply(
+                    prepared=prepared, reply=reply, sent_at=sent_at, body=body, is_oversized=not is_whole
+                )
+            reply.content_type = EVENT_STREAM  # whatever the host calls it
+        if reply.status == 200 and reply.content_type == EVENT_STREAM:
+            first = await self._read_first_event(reply, first)
         return StartedReply(prepared=prepared, reply=reply, sent_at=sent_at, first=first, is_streamed=True)
 
     async def overflow_of(self, started: StartedReply) -> Overflow | None:
@@ -145,9 +155,17 @@ class Sender:
         is_array = self._dialect.streaming.has_arrays and prepared.request.stream
         return is_array and reply.content_type == JSON and reply.status == 200
 
-    async def _read_first_event(self, reply: UpstreamReply) -> bytes:
-        """Read a stream up to the first event behind its preamble."""
+    async def _read_beginning(self, reply: UpstreamReply) -> bytes:
+        """Read so many bytes of a body that they show whether it consists of events."""
         first = b""
+        while len(first.lstrip()) < _LONGEST_FIELD and len(first) < MAX_FIRST_EVENT:
+            if not (piece := await reply.read_piece()):
+                break
+            first += piece
+        return first
+
+    async def _read_first_event(self, reply: UpstreamReply, first: bytes) -> bytes:
+        """Read a stream, of which ``first`` has been read, up to the first event behind its preamble."""
         now = get_running_loop().time
         end = now() + self._heartbeat
         while len(first) < MAX_FIRST_EVENT:
