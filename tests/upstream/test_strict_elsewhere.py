@@ -11,6 +11,7 @@ import pytest
 from tersely.fakellm.scripted import ScriptedModel, ScriptedReply, run_scripted
 from tersely.fakellm.strict import anthropic as strict_anthropic
 from tersely.fakellm.strict import gemini as strict_gemini
+from tersely.fakellm.strict import openai_responses as strict_responses
 
 
 def _gemini_call(call_id: str) -> dict[str, Any]:
@@ -38,6 +39,15 @@ def test_anthropic_takes_results_of_its_own_tools(kind: str) -> None:
     reply = {"role": "assistant", "content": [{"type": kind, "tool_use_id": "srvtoolu_1", "content": {}}]}
     messages = [{"role": "user", "content": "Hello."}, reply, {"role": "user", "content": "Go on."}]
     assert strict_anthropic.check({"model": "m", "max_tokens": 5, "messages": messages}) is None
+
+
+def test_responses_takes_the_output_of_a_call_of_a_remote_server() -> None:
+    call = {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "look", "arguments": "{}", "output": "seen"}
+    items = [{"role": "user", "content": "Look."}, call, {"role": "user", "content": "Go on."}]
+    assert strict_responses.check({"model": "m", "input": items}) is None
+    refusal = strict_responses.check({"model": "m", "input": [*items, {**call, "type": "reasoning"}]})
+    assert refusal is not None
+    assert refusal.message == "Unknown parameter: 'input[3].output'."
 
 
 async def test_geminis_signature_on_an_empty_text_is_streamed() -> None:

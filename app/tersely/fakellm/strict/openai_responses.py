@@ -90,7 +90,8 @@ def _check_item(item: object, index: int) -> Refusal | None:
     kind = item.get("type", "message")
     if kind == "message":
         return _check_message(item, path)
-    if "output" in item and kind not in _PAIRS.values() and not kind.endswith("_output"):
+    # A call of a remote server that the provider made carries its output.
+    if "output" in item and kind != "mcp_call" and not kind.endswith("_output"):
         return Refusal(message=f"Unknown parameter: '{path}.output'.", param=path, code="unknown_parameter")
     if (kind in _PAIRS or kind in _PAIRS.values()) and not isinstance(item.get("call_id"), str):
         return Refusal(message=f"Missing required parameter: '{path}.call_id'.", param=f"{path}.call_id")
