@@ -150,3 +150,13 @@ async def test_delta_with_words_that_no_call_asked_alone_is_new(
     asked = [each["content"] for each in model.bodies(key)[-1]["messages"] if each["role"] == "user"]
     assert asked == ["Go on.", "one", "two", "Go on."]
     assert [each.role for each in await messages_by_number(service, key)][-4:] == ["user", "assistant"] * 2
+
+
+async def test_delta_of_instructions_alone_follows_unanswered_questions(
+    service: Service, model: Model, key: str
+) -> None:
+    model.script(key, ScriptedReply(status=500, body=b'{"error":{"message":"busy"}}'))
+    assert (await post(service, body_of("one", "two", user=key), x_tersely_session=key)).status == 500
+    rules = body_of({"role": "system", "content": "Be brief."}, user=key)
+    assert (await post(service, rules, x_tersely_session=key)).status == 200
+    assert [each["content"] for each in model.bodies(key)[-1]["messages"]] == ["Be brief.", "one", "two"]

@@ -58,6 +58,8 @@ def find_unanswered(rows: Sequence[StoredLink], incoming: Sequence[MessageIdenti
     client sends them again in front of further ones. ``rows`` are in order.
     """
     question = [message.digest for message in incoming if message.is_link]
+    if len(question) < 2:
+        return ()
     links = [row for row in rows if row.is_link and row.status == "live"]
     waiting = list(takewhile(lambda row: row.role != "assistant", reversed(links)))[: len(question) - 1][::-1]
     for first, row in enumerate(waiting):
