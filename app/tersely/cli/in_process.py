@@ -11,8 +11,9 @@ from typing import TypeVar
 import httpx
 
 from tersely.composition.application import build
+from tersely.server.database import database_of, plainly, up_to_date
 from tersely.server.embedded_server import serving
-from tersely.server.run import database_of, log_as_json, plainly, up_to_date
+from tersely.server.run import log_as_json
 from tersely.settings import load_settings
 
 T = TypeVar("T")

@@ -372,7 +372,7 @@ def openapi() -> None:
 def replay(context: typer.Context) -> None:
     """Play recorded conversations through the proxy, both sides; check and measure what happens."""
     from tersely.replay import replay as command
-    from tersely.server.run import plainly
+    from tersely.server.database import plainly
 
     # Its own options are read by an application of its own: even their names are behind the import.
     alone = typer.Typer(

@@ -14,8 +14,8 @@ from tersely.composition.application import build
 from tersely.composition.clock import clock
 from tersely.embedded_postgres import open_embedded_postgres
 from tersely.replay.checks import StoredClientMessage
+from tersely.server.database import database_of
 from tersely.server.embedded_server import serving
-from tersely.server.run import database_of
 from tersely.service.common.auth import new_key
 from tersely.settings import Settings
 from tersely.store.db.connection import Database

@@ -26,8 +26,8 @@ from tersely.composition.foundation import prices_of
 from tersely.composition.use_cases import configs_of
 from tersely.domain.errors import TerselyError
 from tersely.embedded_postgres import default_data_dir
+from tersely.server.database import database_of, plainly
 from tersely.server.errors import CommandError
-from tersely.server.run import database_of, plainly
 from tersely.settings import PREFIX, Settings, load_settings, unknown_settings, unknown_settings_in_files
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import current_revision, has_tables, is_newer, is_outdated

@@ -11,16 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tersely import __version__
-from tersely.api.openapi.document import openapi_document
-from tersely.composition.application import build
 from tersely.composition.clock import clock
-from tersely.composition.foundation import prices_of
-from tersely.composition.use_cases import configs_of
 from tersely.embedded_postgres import default_data_dir, upgrade_cluster
+from tersely.server.database import NO_ANSWER, database_of, plainly, up_to_date
 from tersely.server.errors import CommandError
-from tersely.server.run import NO_ANSWER, database_of, plainly, up_to_date
 from tersely.service.common.auth import new_key
-from tersely.service.sessions.cleanup import Cleanup
 from tersely.service.sessions.forgetting import Forgetting
 from tersely.settings import load_settings
 from tersely.store.commit.spool import has_records, spool_directory
@@ -91,6 +86,11 @@ def _orderly_end() -> Iterator[None]:
 def cleanup(days: int | None, tenant: str | None) -> int:
     """Delete idle sessions, as `Cleanup.run`; how many. Raises `CommandError`, `StoreUnavailable`."""
     check_tenant(tenant)
+
+    # Other commands do not wait for the service's modules to load.
+    from tersely.composition.foundation import prices_of
+    from tersely.composition.use_cases import configs_of
+    from tersely.service.sessions.cleanup import Cleanup
 
     async def work(database: Database) -> int:
         settings = load_settings()
@@ -238,6 +238,9 @@ def revoke_key(key_id: str, tenant: str | None) -> None:
 
 def openapi() -> bytes:
     """Return the OpenAPI document."""
+    from tersely.api.openapi.document import openapi_document
+    from tersely.composition.application import build
+
     with plainly():
         return openapi_document(build(load_settings(), database_url="postgresql://").rest)
 
