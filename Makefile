@@ -20,6 +20,8 @@ CLIENTS := tests/generated_clients
 DEPLOY := tests/deploy
 DEPLOY_TOOLS := $(VENV)/deploy-tools
 GENERATORS := $(VENV)/generators
+# Tests wait for a part of their time: three workers keep two cores busy.
+WORKERS ?= 3
 ARGS ?=
 
 .PHONY: help run test test-distributed check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures faults clients vocabulary pin-images screenshots demo-transcript openapi generators deploy-tools lock clean
@@ -31,7 +33,7 @@ run: $(VENV)/.runtime ## install and serve on 127.0.0.1:8484 (ARGS="--upstream s
 	@exec $(BIN)/tersely serve $(ARGS)
 
 test: $(VENV)/.dev ## install and run all tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-distributed: $(VENV)/.dev ## run store, service, proxy, backup and node tests on a Citus cluster (TERSELY_TEST_DISTRIBUTED_URL: its coordinator)
 	@test -n "$$TERSELY_TEST_DISTRIBUTED_URL" || { echo "TERSELY_TEST_DISTRIBUTED_URL=postgresql://superuser@coordinator/postgres is needed (docs/scaling.md)" >&2; exit 1; }
@@ -46,7 +48,7 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests: what CI run
 
 coverage: $(VENV)/.dev ## run the tests and print line coverage by package (ARGS="tests/domain" names some)
 	@rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n 2 $(ARGS); status=$$?; $(BIN)/coverage combine --quiet; \
+	$(BIN)/coverage run -m pytest -n $(WORKERS) $(ARGS); status=$$?; $(BIN)/coverage combine --quiet; \
 		$(BIN)/python -m bench.coverage_table; exit $$status
 
 fmt: $(VENV)/.dev ## format code and pages, and mend what the linter can mend
