@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: the servers of the tests would keep to that
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not hasattr(config, "workerinput"):
-        # Hundreds of tests start processes, each of which would compile the service for 1.5 s where Python may not keep
+        # Hundreds of tests start processes, each of which would compile the service for .6 s where Python may not keep
         # bytecode (PYTHONDONTWRITEBYTECODE).
         compileall.compile_dir(ROOT / "app", quiet=2)
         run_dir = Path(tempfile.mkdtemp(prefix="tersely-test-", dir=quickest_directory()))
