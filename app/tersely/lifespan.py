@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 
 from tersely.domain.errors import StoreUnavailable
-from tersely.service.common import tokens
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.vocabulary import load_encoding
 from tersely.store.db.connection import Database
@@ -52,10 +51,10 @@ def lifespan(
     async def living(_: FastAPI) -> AsyncIterator[None]:
         _tune_allocator()
         # Loading a vocabulary takes some tenths of a second, which no request should wait for.
-        await asyncio.to_thread(load_encoding, "o200k_base")
+        encoding = await asyncio.to_thread(load_encoding, "o200k_base")
         # The encoder's regular expressions belong to the thread that uses them first, so this comes before everything
         # that may count in a thread. Other threads take a lock at each word, which takes half as long again.
-        tokens.count_text("warm", "o200k_base")
+        encoding.encode_ordinary("warm")
         async with AsyncExitStack() as stack:
             for part in parts:
                 if part.open is not None:

@@ -43,7 +43,7 @@ async def test_the_event_loop_is_the_first_to_encode(monkeypatch: pytest.MonkeyP
         return encode(encoding, text)
 
     async def count_in_thread() -> None:
-        await asyncio.to_thread(tokens.count_text, "a part that counts at its start", "o200k_base")
+        await asyncio.to_thread(tokens.count_text, "ein Teil, der zählt, wenn er beginnt", "o200k_base")
 
     async def close() -> None:
         pass
