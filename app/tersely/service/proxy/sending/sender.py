@@ -31,7 +31,7 @@ AFTER_PREAMBLE = 1.0
 
 # How a stream of events begins, and no JSON.
 _EVENTS_BEGIN = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry|):")
-_LONGEST_FIELD = len(b"event:")
+_LONGEST_BEGINNING = len(b"\xef\xbb\xbfevent:")
 _EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
 # One is in every event that reports an error: in JSON a name or a value, else at the beginning of a line.
 _ERRORS = (b'"error', b": error", b":error")
@@ -158,7 +158,7 @@ class Sender:
     async def _read_beginning(self, reply: UpstreamReply) -> bytes:
         """Read so many bytes of a body that they show whether it consists of events."""
         first = b""
-        while len(first.lstrip()) < _LONGEST_FIELD and len(first) < MAX_FIRST_EVENT:
+        while len(first.lstrip()) < _LONGEST_BEGINNING and len(first) < MAX_FIRST_EVENT:
             if not (piece := await reply.read_piece()):
                 break
             first += piece
