@@ -33,10 +33,8 @@ _SLICE = 200_000
 # Longer texts, and more messages, are counted in a thread: the encoder releases the interpreter lock.
 INLINE_CHARS = 16_000
 INLINE_MESSAGES = 200
-# Shortened texts whose counts are remembered.
+# Texts of contexts whose counts are remembered.
 RECOUNTED = 8_192
-# Longer texts are no lines that several heads show.
-LINE_CHARS = 300
 # Number of injected blocks whose counts are cached, and their characters in total.
 INJECTED_BLOCKS = 4_096
 INJECTED_CHARS = 16 * 1024 * 1024
@@ -82,7 +80,9 @@ def _is_run(piece: str) -> bool:
 
 
 def recount(text: str, name: EncodingName) -> int:
-    """As `count_text`, for a shortened text that every context of an epoch shows again."""
+    """As `count_text`, for a text that is shown again: one that an epoch shortens, or a part of a head, which is likely
+    to be a part of the next one too.
+    """
     digest = content_digest(text.encode("utf-8", "surrogatepass"))
     known = _recounted.get((name, digest))
     if known is None:
@@ -90,11 +90,6 @@ def recount(text: str, name: EncodingName) -> int:
             _recounted.clear()
         known = _recounted[name, digest] = count_text(text, name)
     return known
-
-
-def count_part(text: str, name: EncodingName) -> int:
-    """As `count_text`, for a part of a new epoch's head: the log's lines are those of the head before."""
-    return recount(text, name) if len(text) <= LINE_CHARS else count_text(text, name)
 
 
 class _BlockCounts:

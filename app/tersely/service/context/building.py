@@ -59,7 +59,7 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
         policy=config.policy,
         epoch_start=epoch_start,
         now=budget.now,
-        encode=partial(tokens.count_part, name=name),
+        encode=partial(tokens.recount, name=name),
         overflows=history.overflows,
     )
     loaded = (*snapshot.kept, *snapshot.entries)
