@@ -511,8 +511,12 @@ def _fit(start: EpochStartInputs, composition: Composition, target: int) -> Draf
 
     reserve = max(start.snapshot.epoch.head_tokens if start.snapshot.epoch else 0, composition.head_reserve)
     draft = start.draft
+    shaped: Draft | None = None
     for _ in range(ROUNDS):
-        draft = run(start.draft, (*composition.shape, keep(target - reserve), *composition.head))
+        before, shaped = shaped, run(start.draft, (*composition.shape, keep(target - reserve)))
+        if shaped == before:
+            break  # a larger head leaves the cut where it is
+        draft = run(shaped, composition.head)
         if draft.tokens <= target or draft.head_tokens <= reserve:
             break
         reserve = draft.head_tokens
