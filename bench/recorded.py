@@ -27,6 +27,7 @@ from tersely.replay.run import ReplayPlan, run_here
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls.live_call import LiveCall
 from tersely.service.proxy.live_calls.live_calls import LiveCalls
+from tersely.service.proxy.preparing.stages import MatchedCall
 from tersely.settings import Settings
 from tersely.transcripts.conversations import Transcript
 from tersely.transcripts.files import load_transcript
@@ -50,10 +51,10 @@ def counted() -> Iterator[Share]:
     share = Share()
     prepare = LiveCalls.prepare
 
-    async def count(self: LiveCalls, call: Call) -> LiveCall | None:
+    async def count(self: LiveCalls, call: Call) -> LiveCall | MatchedCall | None:
         found = await prepare(self, call)
         share.calls += 1
-        share.live += found is not None
+        share.live += isinstance(found, LiveCall)
         return found
 
     LiveCalls.prepare = count  # type: ignore[method-assign]

@@ -30,6 +30,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls import matching as live_matching
 from tersely.service.proxy.live_sessions.live_session import LiveSession, LiveSessions
+from tersely.service.proxy.preparing.session_matching import SessionMatcher
 from tersely.settings import Settings
 from tersely.store.commit.writer import HOLD
 from tests.conftest import Database, Server, new_database
@@ -1180,6 +1181,56 @@ def test_a_context_with_a_summary_in_front_of_a_question_stays_live(server: Serv
         # A new epoch at every cut; at the limit a request to answer ends the context.
         hits = live.hits()
         assert [hits[name] for name in ("hit", "epoch", "messages", "unknown")] == [22, 4, 1, 2]
+
+
+@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
+def test_an_epoch_starts_without_the_history_before_its_cut(
+    server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    """A call at which an epoch starts continues its live session: its body is not read whole, and the next is live."""
+    monkeypatch.setattr("tersely.composition.application.clock", Clock())
+    read: list[int] = []
+    read_whole = SessionMatcher.read_whole
+
+    def count(self: SessionMatcher, call: Call) -> Any:
+        read.append(len(call.body))
+        return read_whole(self, call)
+
+    monkeypatch.setattr(SessionMatcher, "read_whole", count)
+    tool = TOOL if dialect == "openai_chat" else {"name": "read_file", "input_schema": {"type": "object"}}
+    counts, calls = [], 40
+    with sides(server, strategy="slim", epoch='{"high": 1500, "low": 600}') as both:
+        for side in both:
+            draw = random.Random(dialect)
+            messages: list[dict[str, Any]] = []
+            for number in range(calls):
+                words = {"type": "text", "text": f"{number}: src/mod_{number}.py {text(draw, 40)}"}
+                if dialect == "anthropic":
+                    for message in messages[-2:]:
+                        message["content"][-1].pop("cache_control", None)
+                    words["cache_control"] = {"type": "ephemeral"}  # type: ignore[assignment]
+                messages.append({"role": "user", "content": [words]})
+                body = {"model": MODEL, "messages": messages, "tools": [tool], "max_tokens": 400}
+                if dialect == "openai_chat":
+                    body["messages"] = [{"role": "system", "content": "Be brief."}, *messages]
+                else:
+                    body["system"] = "Be brief."
+                answer = side.post(PATHS[dialect], json=body)
+                assert answer.status_code == 200
+                said = answer.json()
+                said = said["content"] if dialect == "anthropic" else said["choices"][0]["message"]["content"]
+                messages.append({"role": "assistant", "content": said})
+            counts.append(len(read))
+            read.clear()
+        ours, theirs = ([each.body for each in side.model.state.received] for side in both)
+        assert ours == theirs
+        ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in both)
+        assert ours == theirs
+        hits = both[0].hits()
+    assert hits["epoch"] >= 4
+    assert hits["hit"] == calls - hits["epoch"] - hits["unknown"]
+    # The first call, and the first epoch that cuts where all messages were sent as they came.
+    assert counts == [hits["unknown"], calls]
 
 
 def test_live_session_ends_when_a_call_of_the_full_path_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@
 6. reply: relay the reply in rounds, and record it (`tersely.service.proxy.replies.reply_rounds`).
 
 The steps do not know each other: each takes the value of the step before (`tersely.service.proxy.preparing.stages`) and
-returns a larger one. A call that continues a live session takes steps 1 to 4 at once
-(`tersely.service.proxy.live_calls.live_calls`).
+returns a larger one. A call that continues a live session takes steps 1 to 4 at once, or steps 1 and 2 where an epoch
+starts (`tersely.service.proxy.live_calls.live_calls`).
 
 The database never makes a client wait for its model longer than necessary: the request is stored while the model works,
 the reply before the client sees its end, and no connection to the database is held meanwhile.
@@ -258,8 +258,10 @@ class Proxy:
         options = call.options
         self._shared.configs.check(strategy=options.strategy, epoch=options.epoch, shadow=options.shadow)
         live = await self._prepare_live(call)
-        if live is not None:
+        if isinstance(live, LiveCall):
             return await self._relay(await self._send_live(live))
+        if live is not None and (prepared := await self._start_epoch(live)) is not None:
+            return await self._relay(await self._send_and_store(prepared))
         if call.max_messages is not None and may_be_too_long(call.body, call.max_messages):
             await run_in_thread_if_large(len(call.body), check_lengths, call.body, call.max_messages)
         incoming = await self._read(call)
@@ -341,14 +343,29 @@ class Proxy:
                 incoming.call.tenant, incoming.hints, incoming.history, is_delta=is_delta
             )
 
-    async def _prepare_live(self, call: Call) -> LiveCall | None:
-        """Prepare a call that continues a live session; None for every other call."""
+    async def _prepare_live(self, call: Call) -> LiveCall | MatchedCall | None:
+        """Prepare a call that continues a live session, or match one that starts an epoch there; None for every other
+        call.
+        """
         if not self._live.is_on or self._chat is not None:
             return None
         if self._exchanges.may_wait(is_delta=False):
             self._live.count_miss("busy")
             return None
         return await self._live.prepare(call)
+
+    async def _start_epoch(self, matched: MatchedCall) -> PreparedCall | None:
+        """Plan the epoch of a call that continues a live session, and write its request; None where that takes messages
+        which the live session does not hold: where no context fits, or where all is shown as the client sent it.
+        """
+        try:
+            with step("context"):
+                context = await self._contexts.build(matched)
+                if context.built is None or context.built.context.is_whole:
+                    return None
+                return await self._requests.build_request(matched, context)
+        except StoreUnavailable:
+            return None  # the full path decides what happens without the database
 
     # 5. Send
 

@@ -102,7 +102,7 @@ def match_of_delta(live: LiveSession, decision: Reconciliation, history: Incomin
 def build_whole(prepared: PreparedCall) -> PreparedCall:
     """Return a live call with its whole context."""
     built = build(prepared.loaded, prepared.config, prepared.budget, prepared.request.model)
-    return replace(prepared, built=built, added=None, expand=None)
+    return replace(prepared, built=built, live=None, added=None, expand=None)
 
 
 def as_stored_message(reply: TailRow, raw: bytes) -> StoredMessage:

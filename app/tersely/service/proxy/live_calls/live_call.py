@@ -25,8 +25,8 @@ from tersely.store.commit.records import RequestWrite
 
 # Why a call is no live call. ``unknown``: no live session has its beginning, or the reply it names. ``changed``: of
 # headers, options or settings something is another. ``messages``: it does more than append to the history. ``moved``:
-# somebody else has written to the session since. ``epoch``: a new epoch starts, or might. ``busy``: exchanges wait in
-# the spool.
+# somebody else has written to the session since. ``epoch``: a new epoch starts, or might: the full path plans it, from
+# the live session where that holds enough. ``busy``: exchanges wait in the spool.
 Miss = Literal["unknown", "changed", "messages", "moved", "epoch", "busy"]
 MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", "busy")
 

@@ -5,7 +5,8 @@ the last call's, where each step of the full path provably gives the same again;
 full path prepares, and which leaves a live session behind. Read `LiveCalls.prepare` and what it calls:
 
 1. find the session by the body (`tersely.service.proxy.live_calls.matching`);
-2. decide, and write the body (`tersely.service.proxy.live_calls.preparing`);
+2. decide, and write the body (`tersely.service.proxy.live_calls.preparing`), or have the full path do so where an epoch
+   starts (`tersely.service.proxy.live_calls.epoch_starts`);
 3. when its reply is stored, continue the live session (`tersely.service.proxy.live_calls.session_building`).
 """
 
@@ -15,11 +16,14 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from tersely.dialects.dialect import Dialect
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
+from tersely.service.context.loading import with_epoch_inputs
 from tersely.service.memos.selection import choose_memos, memo_limit
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.durability.durable_writer import DurableWriter
@@ -29,7 +33,7 @@ from tersely.service.proxy.live_calls.preparing import LivePreparer
 from tersely.service.proxy.live_calls.session_building import LiveSessionBuilder
 from tersely.service.proxy.live_sessions.live_session import LiveSession, LiveSessions
 from tersely.service.proxy.preparing.session_matching import SessionMatcher
-from tersely.service.proxy.preparing.stages import PreparedCall
+from tersely.service.proxy.preparing.stages import MatchedCall, PreparedCall
 from tersely.store.commit.records import ReplyWrite, StoredReply
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
@@ -68,8 +72,10 @@ class LiveCalls:
         """Count a call that was not looked at."""
         self._metrics.tally.add(self._count[reason])
 
-    async def prepare(self, call: Call) -> LiveCall | None:
-        """Return the call as the full path would prepare it; None for the full path."""
+    async def prepare(self, call: Call) -> LiveCall | MatchedCall | None:
+        """Return the call as the full path would prepare it or, where an epoch starts, as it would match it; None for
+        the full path.
+        """
         try:
             with step("recognition"):
                 found = await self._matcher.match(call, id(self))
@@ -82,8 +88,20 @@ class LiveCalls:
         if isinstance(prepared, str):
             self._metrics.tally.add(self._count[prepared])
             return None
+        if isinstance(prepared, MatchedCall):
+            self._metrics.tally.add(self._count["epoch"])
+            return await self._with_epoch_inputs(prepared)
         self._metrics.tally.add(self._count["hit"])
         return prepared
+
+    async def _with_epoch_inputs(self, matched: MatchedCall) -> MatchedCall | None:
+        tenant = matched.call.tenant
+        try:
+            async with self._database.reading(tenant) as connection:
+                loaded = await with_epoch_inputs(connection, tenant, matched.match, matched.loaded, matched.config)
+        except StoreUnavailable:
+            return None
+        return replace(matched, loaded=loaded)
 
     async def _without_memos(self, found: Continuation) -> Continuation | Miss:
         """Return the call unless memos come with its question, which the full path stores with it. Raises

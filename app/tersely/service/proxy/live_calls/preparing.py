@@ -1,7 +1,8 @@
 """Prepare a call that continues a live session: decide from running sums, and write only what is new in its body.
 
 Each step takes its result from the last call's, where the full path provably gives the same again; it is a miss where
-that is not certain.
+that is not certain. Where an epoch starts, the call goes on with the full path's third step, if the live session holds
+what that needs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tersely.service.context.sent_contexts import FULL, SHORTENED, MessageSource
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.call.call import Call, ContextLabels
 from tersely.service.proxy.live_calls.deltas import append_delta, build_whole, entries_of_delta, match_of_delta
+from tersely.service.proxy.live_calls.epoch_starts import history_of, may_start_epoch
 from tersely.service.proxy.live_calls.live_call import (
     Continuation,
     LiveCall,
@@ -45,12 +47,13 @@ from tersely.service.proxy.live_sessions.frames import count_volatile
 from tersely.service.proxy.live_sessions.live_session import AddedMessages, ContextSums, LiveSession, VolatileMessage
 from tersely.service.proxy.live_sessions.pieces import Pieces
 from tersely.service.proxy.preparing.session_matching import SessionMatcher
-from tersely.service.proxy.preparing.stages import PreparedCall
+from tersely.service.proxy.preparing.stages import MatchedCall, PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, SessionSource, continued
 from tersely.store.commit.records import RequestWrite, WholeRequest
 from tersely.store.history.artifacts import spilled
-from tersely.strategies.epochs.policies import ContinueEpoch, TokenSums
+from tersely.store.history.messages import TailRow
+from tersely.strategies.epochs.policies import StartEpoch, TokenSums
 from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Full, Trim, strategy_name
 from tersely.strategies.reduction.shortening import apply_tiers
@@ -68,8 +71,10 @@ class LivePreparer:
         self._calibrations = calibrations
         self._new_id = new_id
 
-    def prepare(self, call: Call, found: Continuation, now: datetime) -> LiveCall | Miss:
-        """Return the call as the full path would prepare it, or why that is left to the full path."""
+    def prepare(self, call: Call, found: Continuation, now: datetime) -> LiveCall | MatchedCall | Miss:
+        """Return the call as the full path would prepare it or, where an epoch starts, as it would match it; or why
+        that is left to the full path.
+        """
         live, session = found.live, found.live.session
         placed = self._place(found, now)
         if placed is None:
@@ -84,11 +89,12 @@ class LivePreparer:
         sums = live.sums.with_added(added, shown, turn=live.turn)
         if _must_answer(live, sums):
             return "messages"
-        if not _keeps_epoch(found, sums, added, window, now):
-            return "epoch"
+        epoch_start = _epoch_start(found, sums, added, window, now)
+        if epoch_start is not None:
+            return self._match_at_epoch_start(call, found, decision, added, window, epoch_start, now) or "epoch"
         if window is not None and tokens_after(live, sums) > window and not isinstance(live.config.strategy, Full):
             return "epoch"
-        is_verbatim = live.is_verbatim and added[0].message is found.history.messages[0]
+        is_verbatim = _is_verbatim(found, added)
         if live.sent is None and live.frame is None and not (is_verbatim and shown is added):
             return "messages"
         composed = self._compose(call, found, (*_as_shown(live, found.revised), *shown))
@@ -204,13 +210,7 @@ class LivePreparer:
         def whole() -> WholeRequest:
             if reference is not None:
                 return resolve_whole(live, reference, found.history, decision).request
-            _, arrival, match = self._read_whole(call, found)
-            return WholeRequest(
-                incoming=arrival.identities,
-                raws=[message.raw for message in arrival.messages],
-                decision=match.decision,
-                spill=partial(spilled, arrival.messages),
-            )
+            return self._whole_request(call, found)
 
         return RequestWrite(
             tenant=call.tenant,
@@ -233,33 +233,60 @@ class LivePreparer:
             whole=whole if live.deltas is None else None,
         )
 
+    def _match_at_epoch_start(
+        self,
+        call: Call,
+        found: Continuation,
+        decision: Reconciliation,
+        added: Sequence[Entry],
+        window: int | None,
+        epoch_start: StartEpoch,
+        now: datetime,
+    ) -> MatchedCall | None:
+        """Return a call at which an epoch starts, without the inputs of that; None where it takes more than the live
+        session holds.
+        """
+        live = found.live
+        if not may_start_epoch(live):
+            return None
+        history, decision = history_of(found, decision)
+        deltas = live.deltas
+        return MatchedCall(
+            call=call,
+            request=replace(live.request, messages=history.messages),
+            history=history,
+            hints=_hints(call, live),
+            started=now,
+            match=_match(live, decision, live.rows[: live.row_count])
+            if deltas is None
+            else match_of_delta(live, decision, history),
+            config=live.config,
+            budget=_budget(live, window, now),
+            loaded=History(
+                snapshot=whole_snapshot(found, added, window),
+                epoch_start=epoch_start,
+                epoch_inputs=EpochInputs(),
+                is_verbatim=_is_verbatim(found, added),
+                instructions=() if deltas is None else deltas.instructions,
+            ),
+            live=live,
+            read_whole=partial(self._whole_request, call, found) if deltas is None else None,
+            expand=partial(self._expand_history, found) if deltas is None else None,
+        )
+
     # What the full path makes of the call
 
     def _expand(self, call: LiveCall) -> PreparedCall:
-        live, found, session = call.live, call.found, call.live.session
+        live, found = call.live, call.found
         hints = _hints(call.call, live)
         if live.deltas is not None:
             match = match_of_delta(live, call.decision, found.history)
         else:
-            match = SessionMatch(
-                session_id=session.id,
-                session=session,
-                source=_source(live),
-                decision=call.decision,
-                rows=(live.reply,),
-                expanded_from=0 if live.reference is None else live.reference.start,
-            )
+            match = _match(live, call.decision, (live.reply,))
         request, expand = replace(live.request, messages=found.history.messages), self._expand_to_whole
         if live.reference is not None:
             request, expand = as_referenced(request, live.reference), _expand_reference
-        budget = TokenBudget(
-            fixed_tokens=live.snapshot.fixed_tokens,
-            tool_tokens=live.snapshot.tool_tokens,
-            added=count_additions(live.snapshot.epoch, live.config),
-            window=call.window,
-            now=call.started,
-            model_window=live.snapshot.model_window,
-        )
+        budget = _budget(live, call.window, call.started)
         snapshot = whole_snapshot(found, call.added, budget.window)
         return PreparedCall(
             call=call.call,
@@ -292,9 +319,21 @@ class LivePreparer:
         )
 
     def _expand_to_whole(self, found: Continuation, prepared: PreparedCall) -> PreparedCall:
+        built = build(prepared.loaded, prepared.config, prepared.budget, prepared.request.model)
+        return replace(self._expand_history(found, prepared), built=built, added=None)
+
+    def _expand_history(self, found: Continuation, prepared: PreparedCall) -> PreparedCall:
         request, history, match = self._read_whole(prepared.call, found)
-        built = build(prepared.loaded, prepared.config, prepared.budget, request.model)
-        return replace(prepared, request=request, history=history, match=match, built=built, added=None, expand=None)
+        return replace(prepared, request=request, history=history, match=match, live=None, expand=None)
+
+    def _whole_request(self, call: Call, found: Continuation) -> WholeRequest:
+        _, arrival, match = self._read_whole(call, found)
+        return WholeRequest(
+            incoming=arrival.identities,
+            raws=[message.raw for message in arrival.messages],
+            decision=match.decision,
+            spill=partial(spilled, arrival.messages),
+        )
 
     def _read_whole(self, call: Call, found: Continuation) -> tuple[Request, IncomingHistory, SessionMatch]:
         request, arrival = self._matcher.read_whole(call)
@@ -330,7 +369,7 @@ def _expand_reference(found: Continuation, prepared: PreparedCall) -> PreparedCa
     assert reference is not None
     whole = resolve_whole(live, reference, found.history, prepared.match.decision)
     built = build(prepared.loaded, prepared.config, prepared.budget, prepared.request.model)
-    return replace(prepared, history=whole.history, match=whole.match, built=built, added=None, expand=None)
+    return replace(prepared, history=whole.history, match=whole.match, built=built, live=None, added=None, expand=None)
 
 
 def _hints(call: Call, live: LiveSession) -> SessionHints:
@@ -370,10 +409,38 @@ def whole_snapshot(found: Continuation, added: Sequence[Entry], window: int | No
     return replace(before, entries=(*known, *found.revised, *added), window=window)
 
 
-def _keeps_epoch(
+def _match(live: LiveSession, decision: Reconciliation, rows: Sequence[TailRow]) -> SessionMatch:
+    return SessionMatch(
+        session_id=live.session.id,
+        session=live.session,
+        source=_source(live),
+        decision=decision,
+        rows=rows,
+        expanded_from=0 if live.reference is None else live.reference.start,
+    )
+
+
+def _is_verbatim(found: Continuation, added: Sequence[Entry]) -> bool:
+    return found.live.is_verbatim and added[0].message is found.history.messages[0]
+
+
+def _budget(live: LiveSession, window: int | None, now: datetime) -> TokenBudget:
+    return TokenBudget(
+        fixed_tokens=live.snapshot.fixed_tokens,
+        tool_tokens=live.snapshot.tool_tokens,
+        added=count_additions(live.snapshot.epoch, live.config),
+        window=window,
+        now=now,
+        model_window=live.snapshot.model_window,
+    )
+
+
+def _epoch_start(
     found: Continuation, sums: ContextSums, added: Sequence[Entry], window: int | None, now: datetime
-) -> bool:
-    """Return whether the full path would keep the epoch. Read the messages only where their sums do not decide it."""
+) -> StartEpoch | None:
+    """Return the epoch that the full path would start; None if it would keep the current one. Read the messages only
+    where their sums do not decide it.
+    """
     config, snapshot = found.live.config, found.live.snapshot
     if window != snapshot.window:
         snapshot = replace(snapshot, window=window)
@@ -385,6 +452,7 @@ def _keeps_epoch(
         distances=sums.distances,
         now=now,
     ):
-        return True
+        return None
     whole = whole_snapshot(found, added, window)
-    return isinstance(decide(whole, strategy=config.strategy, policy=config.policy, now=now), ContinueEpoch)
+    decision = decide(whole, strategy=config.strategy, policy=config.policy, now=now)
+    return decision if isinstance(decision, StartEpoch) else None

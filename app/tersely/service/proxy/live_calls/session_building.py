@@ -14,6 +14,7 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.wire.array_member import find_array, find_array_end
+from tersely.domain.history.chain import DIGEST_BYTES
 from tersely.domain.history.context import LayerReport, Repair
 from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, Snapshot
 from tersely.domain.history.links import StoredLink
@@ -27,6 +28,7 @@ from tersely.service.context.loading import count_apart
 from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, MessageSource, body_parts
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls.deltas import first_deltas, next_deltas, shows_delta
+from tersely.service.proxy.live_calls.epoch_starts import leading_messages
 from tersely.service.proxy.live_calls.live_call import KEPT, TAIL, LiveCall
 from tersely.service.proxy.live_calls.references import (
     BodyAround,
@@ -38,6 +40,7 @@ from tersely.service.proxy.live_calls.references import (
 from tersely.service.proxy.live_sessions.frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_sessions.live_session import (
     ContextSums,
+    LeadingMessages,
     LiveSession,
     VolatileMessage,
     size_of,
@@ -60,11 +63,12 @@ from tersely.strategies.reduction.shortening import apply_tiers
 class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets at which the next call continues the client's body and the one that was sent.
 
-    ``end``: before the volatile messages; ``history_end``: behind all messages; ``sent_end``: behind those that were
-    sent, where the next body is made from that one. ``frame``: where it is written around the volatile messages.
-    ``around``: the client's body without a history that it references.
+    ``start``: before all messages; ``end``: before the volatile messages; ``history_end``: behind all messages;
+    ``sent_end``: behind those that were sent, where the next body is made from that one. ``frame``: where it is written
+    around the volatile messages. ``around``: the client's body without a history that it references.
     """
 
+    start: int
     end: int
     history_end: int
     sent_end: int = 0
@@ -164,8 +168,8 @@ class LiveSessionBuilder:
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
-        first = live.first_messages
-        if deltas is None and reference is None and len(first) < 3:
+        first, is_resent = live.first_messages, deltas is None and reference is None
+        if is_resent and len(first) < 3:
             first = (*first, *messages)[:3]
         return structs.replace(
             live,
@@ -182,6 +186,7 @@ class LiveSessionBuilder:
             sent=None if live.sent is None else with_piece(live.sent, call.pieces[-2]),
             first_messages=first,
             last_question=question,
+            digests=b"".join([live.digests, *[each.digest for each in found.history.identities]]) if is_resent else b"",
             snapshot=_grown_snapshot(call, new, state),
             sums=live.sums.with_added(new, shown, turn=live.turn),
             is_verbatim=call.is_verbatim,
@@ -231,7 +236,7 @@ class LiveSessionBuilder:
             around = around.with_id(reference.reply_id)
             body, suffix = around.before, around.after
             reference = structs.replace(reference, id_end=around.id_end)
-        messages = prepared.history.messages
+        live, is_resent = prepared.live, deltas is None and reference is None
         sent_suffix = prepared.body[bodies.sent_end :] if bodies.sent_end else b""
         can_vary = around is None and bodies.frame is None and deltas is None
         return LiveSession(
@@ -247,8 +252,9 @@ class LiveSessionBuilder:
             options=call.options,
             client=clients.client_ids(call.header_map, request.ids),
             body=body,
+            start=bodies.start,
             end=bodies.end if around is None else len(body),
-            commas=call.body.count(b",", 0, bodies.end) + call.body.count(b",", bodies.history_end),
+            commas=_count_commas(call.body, bodies, live),
             suffix=suffix,
             sent=(prepared.body[: bodies.sent_end],) if bodies.sent_end else None,
             sent_suffix=sent_suffix,
@@ -258,8 +264,10 @@ class LiveSessionBuilder:
             instructions=body_parts(prepared.body, self._dialect.name).instructions if bodies.frame is None else b"",
             request=structs.replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
-            first_messages=messages[:3] if deltas is None and reference is None else (),
-            last_question=next((each for each in reversed(messages) if each.role == "user"), None),
+            first_messages=_first_messages(prepared) if is_resent else (),
+            last_question=_last_question(prepared),
+            leading=_leading(prepared) if is_resent else None,
+            digests=_digests(prepared) if is_resent else b"",
             config=config,
             snapshot=shown.snapshot,
             sums=shown.sums,
@@ -289,7 +297,12 @@ class LiveSessionBuilder:
         newest_sent = self._history.elements(prepared.sources[-1].raw)[-1] if prepared.sources else newest
         if prepared.resolved is not None:
             return self._bodies_of_reference(call, prepared, newest, newest_sent)
-        place = find_array(call.body, self._history.path)
+        live = prepared.live
+        place = (
+            find_array(call.body, self._history.path)
+            if live is None
+            else (live.start, len(call.body) - len(live.suffix))
+        )
         if place is None or not call.body.endswith(newest, 0, place[1]):
             return None
         is_delta = prepared.match.is_delta
@@ -297,14 +310,14 @@ class LiveSessionBuilder:
         if end is None:
             return None
         if prepared.body is call.body:
-            return _Bodies(end=end, history_end=place[1])
+            return _Bodies(start=place[0], end=end, history_end=place[1])
         if volatile:
             frame = self._frame(call, prepared, epoch, place, volatile)
-            return None if frame is None else _Bodies(end=end, history_end=place[1], frame=frame)
+            return None if frame is None else _Bodies(start=place[0], end=end, history_end=place[1], frame=frame)
         sent_end = find_array_end(prepared.body, self._history.path) or 0
         if not sent_end or not prepared.body.endswith(newest_sent, 0, sent_end):
             return None
-        return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
+        return _Bodies(start=place[0], end=end, history_end=place[1], sent_end=sent_end)
 
     def _bodies_of_reference(
         self, call: Call, prepared: PreparedCall, newest: bytes, newest_sent: bytes
@@ -314,7 +327,8 @@ class LiveSessionBuilder:
         if around is None or not sent_end or not prepared.body.endswith(newest_sent, 0, sent_end):
             return None
         end = len(around.before)
-        return _Bodies(end=end, history_end=len(call.body) - len(around.after), sent_end=sent_end, around=around)
+        history_end = len(call.body) - len(around.after)
+        return _Bodies(start=0, end=end, history_end=history_end, sent_end=sent_end, around=around)
 
     def _frame(
         self,
@@ -571,7 +585,10 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
         return False
     placed, incoming = prepared.match.decision.placed, prepared.history.identities
     digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
-    often = Counter(message.digest for message in incoming)
+    if prepared.live is not None:  # most of the history is known, and not among what is incoming
+        digests |= {each.row.seq: each.row.digest for each in prepared.match.rows}
+    every = _digests(prepared)
+    often = Counter(every[at : at + DIGEST_BYTES] for at in range(0, len(every), DIGEST_BYTES))
     for entry in kept:
         digest = digests.get(entry.seq)
         if digest is None and entry.message.role == "user":  # the model was shown it as the client sent it
@@ -579,6 +596,35 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
         if digest is None or often[digest] != 1:
             return True
     return False
+
+
+def _count_commas(body: bytes, bodies: _Bodies, live: LiveSession | None) -> int:
+    if live is not None:
+        return live.commas + body.count(b",", live.end, bodies.end)
+    return body.count(b",", 0, bodies.end) + body.count(b",", bodies.history_end)
+
+
+def _first_messages(prepared: PreparedCall) -> tuple[Message, ...]:
+    return prepared.history.messages[:3] if prepared.live is None else prepared.live.first_messages
+
+
+def _last_question(prepared: PreparedCall) -> Message | None:
+    question = next((each for each in reversed(prepared.history.messages) if each.role == "user"), None)
+    return question if question is not None or prepared.live is None else prepared.live.last_question
+
+
+def _leading(prepared: PreparedCall) -> LeadingMessages | None:
+    if prepared.live is not None:
+        return prepared.live.leading
+    return leading_messages(prepared.history, prepared.match.decision.placed)
+
+
+def _digests(prepared: PreparedCall) -> bytes:
+    """Return the digests of a history's messages, one after the other."""
+    live, identities = prepared.live, prepared.history.identities
+    if live is not None and live.leading is not None:
+        identities = identities[len(live.leading.messages) + len(live.volatile) :]
+    return b"".join([live.digests if live is not None else b"", *[each.digest for each in identities]])
 
 
 def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, reply: TailRow) -> bool:

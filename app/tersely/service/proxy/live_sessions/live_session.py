@@ -111,6 +111,14 @@ class AddedMessages(msgspec.Struct, frozen=True):
     volatile: tuple[VolatileMessage, ...] = ()
 
 
+class LeadingMessages(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The instructions that lead each request of a session, with their identities and places."""
+
+    messages: tuple[Message, ...]
+    identities: tuple[MessageIdentity, ...]
+    placed: tuple[PlacedMessage, ...]
+
+
 class DeltaSession(msgspec.Struct, frozen=True, gc=False):
     """The state of a session whose calls bring only their new messages.
 
@@ -149,9 +157,10 @@ class ReferenceSession(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A session after its last call, as the next call continues it.
 
-    ``body`` is the client's last one: up to ``end`` it goes to the end of the last message but those in ``volatile``,
-    whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent`` is the body that
-    went upstream up to there, and ``sent_suffix`` what comes after (None: the client's own, or one of ``frame``).
+    ``body`` is the client's last one: its messages begin at ``start`` (0: it does not bring them), up to ``end`` it
+    goes to the end of the last one but those in ``volatile``, whose breakpoints the next body may move; ``suffix`` is
+    what comes after the messages. ``sent`` is the body that went upstream up to there, and ``sent_suffix`` what comes
+    after (None: the client's own, or one of ``frame``).
     ``varying`` is the member in both suffixes that may have another value at the next call; ``instructions`` are those
     beside the client's messages.
     ``commas`` counts those of ``body`` up to ``end`` and of ``suffix``, in texts too: no list there has more elements.
@@ -159,12 +168,14 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
     ``headers`` are those of the last request (see `steady`), ``client_name`` names the program that sent it.
     ``request`` is the request without its messages, ``first_messages`` are the first three of them and
-    ``last_question`` is the last that the user sent. ``snapshot`` holds the session's messages without the last reply:
-    ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
-    are those of the context before its tail, ``elements`` describe the body that went upstream. ``rows`` are the stored
-    messages from the cut on, of which the first ``row_count`` are this session's: the list goes on with those of later
-    calls. ``deltas`` is set where calls bring only their new messages, ``reference`` where they reference their history
-    beside these: then ``body`` is what comes before the new messages in the next call.
+    ``last_question`` is the last that the user sent. ``leading`` are the instructions of a body that brings its history
+    (None: some stand among the messages), ``digests`` are those of the messages of such a body, one after the other.
+    ``snapshot`` holds the session's messages without the last reply: ``reply`` is its row, ``chain`` the identity of
+    the history up to it. ``messages_size``: see `size_of`. ``layers`` are those of the context before its tail,
+    ``elements`` describe the body that went upstream. ``rows`` are the stored messages from the cut on, of which the
+    first ``row_count`` are this session's: the list goes on with those of later calls. ``deltas`` is set where calls
+    bring only their new messages, ``reference`` where they reference their history beside these: then ``body`` is what
+    comes before the new messages in the next call.
     ``history_owner`` will have the history up to the next reply.
     """
 
@@ -180,6 +191,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     options: CallOptions
     client: ClientIds
     body: bytes
+    start: int
     end: int
     commas: int
     suffix: bytes
@@ -193,6 +205,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     tools_digest: bytes | None
     first_messages: tuple[Message, ...]
     last_question: Message | None
+    leading: LeadingMessages | None
+    digests: bytes
     config: ContextConfig
     snapshot: Snapshot
     sums: ContextSums
@@ -236,6 +250,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         """Bytes of memory, about."""
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
         size += len(self.request.tools) + sum(map(len, self.sent or ())) + len(self.reply.model_raw or b"")
+        size += len(self.digests)
         if self.deltas is not None:
             size += len(self.deltas.reply) + DIGEST_BYTES * len(self.deltas.digests)
         if self.reference is not None:

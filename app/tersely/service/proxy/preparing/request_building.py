@@ -11,6 +11,7 @@ from msgspec import structs
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, RequestPatch
+from tersely.dialects.wire.array_member import find_array
 from tersely.domain.history.sessions import title_of
 from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.common import tokens
@@ -71,6 +72,9 @@ class RequestBuilder:
             loaded=matched.loaded,
             resolved=matched.resolved,
             is_at_host=matched.is_at_host,
+            live=matched.live,
+            read_whole=matched.read_whole,
+            expand=matched.expand,
             built=built,
             body=upstream.body,
             write=write,
@@ -150,7 +154,7 @@ class RequestBuilder:
         # sent unchanged at any call.
         is_own = instructions is None and not all_offers and built.context.epoch.cut == 1
         is_own = is_own and not (matched.match.is_delta or request.references_history)
-        body = self._dialect.without_history(call.body) if request.references_history else call.body
+        body = self._without_messages(matched)
         if offers:
             body = self._dialect.add_tools(body, offers)
         body = self._dialect.write_request(
@@ -170,6 +174,18 @@ class RequestBuilder:
             tools=frozenset(offer.name for offer in offers),
             sources=rendered.sources,
         )
+
+    def _without_messages(self, matched: MatchedCall) -> bytes:
+        """Return the client's body without the messages that are written anew, so that they are not read over again;
+        with them where they cannot be told from the rest.
+        """
+        body, live = matched.call.body, matched.live
+        if matched.request.references_history:
+            return self._dialect.without_history(body)
+        if live is not None:
+            return body[: live.start] + live.suffix
+        place = find_array(body, self._dialect.history.path) if self._dialect.history.path else None
+        return body if place is None else body[: place[0]] + body[place[1] :]
 
     def _render(
         self, matched: MatchedCall, built: BuiltContext, round_messages: Sequence[bytes], *, is_verbatim: bool
@@ -231,6 +247,7 @@ class RequestBuilder:
             key_digest=history.question_digest if key is not None else b"",
             exchange=self._new_id(),
             title=_title(history) if session is None or not session.turns else None,
+            whole=matched.read_whole,
         )
 
 

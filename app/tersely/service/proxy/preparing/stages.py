@@ -24,7 +24,7 @@ from tersely.service.proxy.call.history_by_reference import ResolvedHistory
 from tersely.service.proxy.live_sessions.live_session import AddedMessages, LiveSession
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
-from tersely.store.commit.records import HistoryOwner, RequestOutcome, RequestWrite, result_of
+from tersely.store.commit.records import HistoryOwner, RequestOutcome, RequestWrite, WholeRequest, result_of
 
 
 class IncomingCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,10 @@ class MatchedCall(IncomingCall, frozen=True, kw_only=True):
 
     ``resolved`` is set for a request that references its history instead of sending it. ``is_at_host``: the model host
     has that history, so the request goes out unchanged.
+
+    ``live`` is the live session that the call continues. ``request``, ``history``, ``match`` and ``loaded`` then hold
+    what the call adds to it, and perhaps instructions; ``read_whole`` returns all that is stored of the request, and
+    ``expand`` the call with all of it.
     """
 
     match: SessionMatch
@@ -75,6 +79,9 @@ class MatchedCall(IncomingCall, frozen=True, kw_only=True):
     loaded: History
     resolved: ResolvedHistory | None = None
     is_at_host: bool = False
+    live: LiveSession | None = None
+    read_whole: Callable[[], WholeRequest] | None = None
+    expand: Callable[[PreparedCall], PreparedCall] | None = None
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +113,7 @@ class PreparedCall(MatchedCall, frozen=True, kw_only=True):
 
     ``record`` is set once the request is on its way into the store.
 
-    ``live`` is the live session that the call continues. ``request``, ``history``, ``match`` and ``loaded`` then hold
-    only what comes after the messages of the live session, ``added`` says what the body adds to its last one, and
-    ``expand`` returns the call with all of it.
+    ``added`` says what the body adds to the last one of its live session, where that keeps its epoch.
     """
 
     built: BuiltContext | None
@@ -125,9 +130,7 @@ class PreparedCall(MatchedCall, frozen=True, kw_only=True):
     is_last_round: bool = False
     earlier_bodies: tuple[bytes, ...] = ()
     record: RequestRecord | None = None
-    live: LiveSession | None = None
     added: AddedMessages | None = None
-    expand: Callable[[PreparedCall], PreparedCall] | None = None
 
     @property
     def whole(self) -> PreparedCall:

@@ -266,14 +266,15 @@ class Recorder:
 
     def _describe(self, prepared: PreparedCall) -> Description | None:
         """Describe what the model is sent; None if the body cannot be described. O(size of the request)."""
-        whole = prepared.whole
+        # A call that starts an epoch has the sources of all that is sent, though not the whole history.
+        whole = prepared.whole if prepared.sources is None else prepared
         session = whole.match.session
         known = self._known.get(
             prepared.call.tenant, whole.match.session_id, session.edits if session is not None else 0
         )
         given = zip(whole.history.messages, whole.match.decision.placed, strict=True)
         new = {placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq}
-        sources = prepared.sources if prepared.sources is not None else whole.sources
+        sources = whole.sources
         if sources is None:
             sources = own_sources(whole.history, whole.match)
         if prepared.is_at_host:
