@@ -236,6 +236,7 @@ class ProxyRoutes:
         by_headers = request_head.known
         if route is not None:
             headers, by_headers = without_account_headers(headers), {}
+            await scope[RESERVATION].grow_to_objects(body)
             if may_be_too_long(body, self._max_messages):
                 await run_in_thread_if_large(len(body), check_lengths, body, self._max_messages)
         call = Call(
@@ -251,6 +252,7 @@ class ProxyRoutes:
             streams=target.streams,
             request_id=current.get(),
             max_messages=self._max_messages,
+            before_parsing=partial(scope[RESERVATION].grow_to_objects, body),
             by_headers=by_headers,
         )
         if destination.access is None or route is None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from tersely.api.rest.problems import UnsupportedMedia, plain_problem
-from tersely.api.transport.body import Disconnected, read_body
+from tersely.api.transport.body import RESERVATION, Disconnected, read_body
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.lengths import check_lengths
@@ -80,6 +80,8 @@ class Guard:
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise UnsupportedMedia
         body = await read_body(request.scope, request.receive, limit=self.max_body, deadline=self.body_timeout)
+        if (reservation := request.scope.get(RESERVATION)) is not None:
+            await reservation.grow_to_objects(body)
         request.state.body = body
         admitted = Request(request.scope, request.receive)
         admitted._body = body  # noqa: SLF001 where Starlette keeps a body that was read

@@ -19,7 +19,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Bytes of memory that a request needs per byte of its body: the body, its messages and their texts, the upstream's body
 # and the parameters of the storing statement. `python -m bench.bodies` measures it.
 COPIES = 5
-# Bytes of memory per JSON object in a body, counted in bodies from this size on.
+# Bytes of memory per JSON object in a body that is parsed, counted in bodies from this size on.
 OBJECT_BYTES = 2 * 1024
 COUNTED_FROM = 1024 * 1024
 COUNTED_AT_ONCE = 512 * 1024
@@ -121,6 +121,11 @@ class BodyReservation:
             raise Busy(_NO_ROOM)
         self._held += missing
 
+    async def grow_to_objects(self, body: bytes) -> None:
+        """Reserve memory for the JSON objects of a body that is going to be parsed. Raises as `grow_to`."""
+        if len(body) >= COUNTED_FROM:
+            self.grow_to(len(body), objects=await run_in_thread_if_large(len(body), _count_objects, body))
+
     def check_room_for(self, size: int) -> None:
         """Raise `Busy` when a body of ``size`` bytes would not fit now. Reserve nothing."""
         if not self._budget.has_room(size * COPIES - self._held, held=self._held):
@@ -136,9 +141,9 @@ class BodyReservation:
 async def read_body(scope: Scope, receive: Receive, *, limit: int, deadline: float) -> bytes:
     """Return the whole body.
 
-    The request's `BodyReservation`, if its scope has one, grows as the body arrives; an announced length that does not
-    fit is refused before. Raises `TooLarge` over ``limit`` bytes, `Busy` over the memory budget, `InvalidRequest` when
-    the body is not there after ``deadline`` seconds, `Disconnected`.
+    The request's `BodyReservation`, if its scope has one, grows as the body arrives, without what parsing takes; an
+    announced length that does not fit is refused before. Raises `TooLarge` over ``limit`` bytes, `Busy` over the memory
+    budget, `InvalidRequest` when the body is not there after ``deadline`` seconds, `Disconnected`.
     """
     reservation: BodyReservation | None = scope.get(RESERVATION)
     for name, value in scope["headers"]:
@@ -156,8 +161,6 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, deadline: flo
                 body = await _collect(receive, limit, reservation)
         except TimeoutError:
             raise InvalidRequest(f"the request body did not arrive within {deadline:g} s") from None
-    if reservation is not None and len(body) >= COUNTED_FROM:
-        reservation.grow_to(len(body), objects=await run_in_thread_if_large(len(body), _count_objects, body))
     return body
 
 

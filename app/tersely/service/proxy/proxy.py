@@ -246,8 +246,9 @@ class Proxy:
         """Relay a model call with a context of its own, and store it.
 
         Raises `InvalidRequest` for a body that cannot be read, and for messages that cannot be read where the call
-        names its session, `TooLarge` for a list with too many elements, `UpstreamUnavailable`, and `StoreUnavailable`
-        if failing open is off, or if the request does not carry its history.
+        names its session, `TooLarge` for a list with too many elements, `Busy` for a body that takes too much memory,
+        `UpstreamUnavailable`, and `StoreUnavailable` if failing open is off, or if the request does not carry its
+        history.
         """
         if self._config.host:
             call = structs.replace(call, host=self._config.host)
@@ -262,6 +263,8 @@ class Proxy:
             return await self._relay(await self._send_live(live))
         if live is not None and (prepared := await self._start_epoch(live)) is not None:
             return await self._relay(await self._send_and_store(prepared))
+        if call.before_parsing is not None:
+            await call.before_parsing()
         if call.max_messages is not None and may_be_too_long(call.body, call.max_messages):
             await run_in_thread_if_large(len(call.body), check_lengths, call.body, call.max_messages)
         incoming = await self._read(call)

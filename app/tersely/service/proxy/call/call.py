@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -30,8 +30,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
     Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
     ``host`` is the name of the model host; empty for the default one of the dialect. ``max_messages``: the most
-    elements of a list in the body; None: any number. ``by_headers`` keeps what follows from method, path and headers,
-    for all calls that have the same.
+    elements of a list in the body; None: any number. ``before_parsing`` is awaited before all of the body is parsed: it
+    raises `Busy` where that takes more memory than there is. ``by_headers`` keeps what follows from method, path and
+    headers, for all calls that have the same.
     """
 
     tenant: str
@@ -47,6 +48,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
     host: str = ""
     max_messages: int | None = None
+    before_parsing: Callable[[], Awaitable[None]] | None = None
     by_headers: dict[object, Any] = msgspec.field(default_factory=dict)
 
     @property
