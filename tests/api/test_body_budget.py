@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from tersely.api.transport.body import COPIES, LARGE_PART, OBJECT_BYTES, SMALL, BodyBudget
+from tersely.api.transport.body import COPIES, COUNTED_FROM, LARGE_PART, OBJECT_BYTES, SMALL, BodyBudget
 from tersely.domain.errors import Busy
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
@@ -73,6 +73,17 @@ def test_parsed_objects_count_against_the_budget(budget: BodyBudget, gauge: Gaug
     one.grow_to(10, objects=3)
     assert gauge.value == 10 * COPIES + 3 * OBJECT_BYTES
     one.release()
+
+
+async def test_what_a_call_under_way_reads_is_counted_and_not_refused(budget: BodyBudget, gauge: Gauge) -> None:
+    one, other = budget.open(), budget.open()
+    one.grow_to(600)
+    body = b"{}" * COUNTED_FROM
+    await other.grow_to_objects(body, may_refuse=False)
+    assert gauge.value == 600 * COPIES + len(body) * COPIES + COUNTED_FROM * OBJECT_BYTES
+    with pytest.raises(Busy):
+        one.grow_to(601)
+    other.release()
 
 
 def test_refused_body_releases_its_share_of_the_budget(budget: BodyBudget, gauge: Gauge) -> None:

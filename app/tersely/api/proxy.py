@@ -252,7 +252,7 @@ class ProxyRoutes:
             streams=target.streams,
             request_id=current.get(),
             max_messages=self._max_messages,
-            before_parsing=partial(scope[RESERVATION].grow_to_objects, body),
+            reserve=partial(scope[RESERVATION].grow_to_objects, body),
             by_headers=by_headers,
         )
         if destination.access is None or route is None:

@@ -301,6 +301,7 @@ class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
     ``reply_id`` and ``conversation`` are the members with which a request references its history instead; without such
     members, none does. A string in place of the array is one message: ``text_element`` returns its element.
     ``varying`` is a member beside the array that clients change with each call, and that nothing here reads.
+    ``guides_writing``: messages are written as those of the array show, so they need a body that has these.
     """
 
     path: tuple[str, ...] = ()
@@ -310,6 +311,7 @@ class HistoryMember(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str = ""
     text_element: Callable[[bytes], bytes] | None = None
     varying: str = ""
+    guides_writing: bool = False
 
 
 def _is_never(_: bytes) -> bool:

@@ -26,6 +26,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from tersely.api.transport.body import BodyReservation
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy.call.call import Call
 from tersely.service.proxy.live_calls import matching as live_matching
@@ -35,7 +36,7 @@ from tersely.settings import Settings
 from tersely.store.commit.writer import HOLD
 from tests.conftest import Database, Server, new_database
 from tests.support.live_sides import UNEQUAL, Clock, Side, sides, stored
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model, scripted
 
 MODEL = "gpt-4o-mini"
@@ -1231,6 +1232,81 @@ def test_an_epoch_starts_without_the_history_before_its_cut(
     assert hits["hit"] == calls - hits["epoch"] - hits["unknown"]
     # The first call, and the first epoch that cuts where all messages were sent as they came.
     assert counts == [hits["unknown"], calls]
+
+
+@pytest.mark.parametrize("leading", [[], [{"role": "system", "content": "Be brief."}]])
+def test_an_epoch_start_that_is_decided_again_is_described_as_it_was_sent(server: Server, leading: list[Any]) -> None:
+    """Another replica answers another question behind the same history while the model works."""
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        settings: dict[str, Any] = {"strategy": "slim", "epoch": '{"high": 1500, "low": 600}', "instructions": "off"}
+        one, other = (stack.enter_context(serve(database, model.url, live_sessions="64", **settings)) for _ in range(2))
+        http = stack.enter_context(httpx.Client(timeout=60))
+        draw, messages, tokens, epoch = random.Random(1), list(leading), 0, ""
+        for number in range(40):
+            messages.append({"role": "user", "content": f"{number} {text(draw, 60)}"})
+            answer = _send(http, one, messages, user="beside")
+            messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
+            tokens, epoch = int(answer.headers["x-tersely-tokens-after"]), answer.headers["x-tersely-epoch"]
+            if number > 20 and tokens > 1000:
+                break
+        slow, quick = ({"role": "user", "content": words} for words in (f"slow {text(draw, 700)}", "quick"))
+        model.script("beside", ScriptedReply(message={"content": "At last."}, first_delay=1.0))
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(_send, http, one, [*messages, slow], user="beside")
+            time.sleep(0.4)
+            assert _send(http, other, [*messages, quick], user="beside").status_code == 200
+            answered = asking.result()
+        assert answered.headers["x-tersely-epoch"] != epoch
+        (sent,) = [json.loads(each.body) for each in model.state.received if b'"slow ' in each.body]
+        calls = f"{one.url}/api/sessions/{answered.headers['x-tersely-session']}/calls"
+        newest = max(each["number"] for each in http.get(calls, params={"limit": 1000}).json()["items"])
+        shown = http.get(f"{calls}/{newest}/context").json()
+        assert shown["exact"], shown["reason"]
+        assert shown["messages"] == sent["messages"]
+
+
+def test_memory_is_reserved_before_a_live_call_is_read_whole(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of large bodies are counted where they are parsed: at a first call, and after an overflow."""
+    done: list[str] = []
+    read_whole, grow_to_objects = SessionMatcher.read_whole, BodyReservation.grow_to_objects
+
+    def read(self: SessionMatcher, call: Call) -> Any:
+        done.append("read")
+        return read_whole(self, call)
+
+    async def reserve(self: BodyReservation, body: bytes, *, may_refuse: bool = True) -> None:
+        done.append("reserve" if may_refuse else "reserve in any case")
+        await grow_to_objects(self, body, may_refuse=may_refuse)
+
+    monkeypatch.setattr(SessionMatcher, "read_whole", read)
+    monkeypatch.setattr(BodyReservation, "grow_to_objects", reserve)
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        service = stack.enter_context(
+            serve(database, model.url, live_sessions="64", strategy="slim", epoch=FROM_THE_START)
+        )
+        http = stack.enter_context(httpx.Client(timeout=60))
+        part = {"type": "text", "text": "word"}
+        messages: list[Any] = [{"role": "user", "content": [part] * 15_000} for _ in range(4)]
+        for number in range(3):
+            if number == 2:
+                refusal = {
+                    "error": {
+                        "message": "too long",
+                        "type": "invalid_request_error",
+                        "param": "messages",
+                        "code": "context_length_exceeded",
+                    }
+                }
+                model.script("reserved", ScriptedReply(status=400, body=json.dumps(refusal).encode()))
+            answer = _send(http, service, messages, user="reserved")
+            assert answer.status_code == 200, answer.text
+            done.append("answered")
+            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And {number}?"}]
+    assert done == ["reserve", "read", "answered", "answered", "reserve in any case", "read", "answered"]
 
 
 def test_live_session_ends_when_a_call_of_the_full_path_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

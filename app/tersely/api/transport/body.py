@@ -70,9 +70,11 @@ class BodyBudget:
         """Return an empty reservation for one request."""
         return BodyReservation(self)
 
-    def take(self, size: int, *, held: int) -> bool:
-        """Take ``size`` bytes for a request that already holds ``held``; return whether they fit."""
-        fits = self.has_room(size, held=held)
+    def take(self, size: int, *, held: int, may_refuse: bool = True) -> bool:
+        """Take ``size`` bytes for a request that already holds ``held``; return whether they were taken. They are where
+        they fit, or where nothing ``may_refuse`` them.
+        """
+        fits = not may_refuse or self.has_room(size, held=held)
         if fits:
             self._reserved += size
             self._level.set(self._reserved)
@@ -109,22 +111,23 @@ class BodyReservation:
         self._budget = budget
         self._held = 0
 
-    def grow_to(self, size: int, *, objects: int = 0) -> None:
+    def grow_to(self, size: int, *, objects: int = 0, may_refuse: bool = True) -> None:
         """Reserve memory for ``size`` bytes with this number of JSON objects. Raises `Busy` and releases the
-        reservation.
+        reservation, if it ``may_refuse``.
         """
         missing = size * COPIES + objects * OBJECT_BYTES - self._held
         if missing <= 0:
             return
-        if not self._budget.take(missing, held=self._held):
+        if not self._budget.take(missing, held=self._held, may_refuse=may_refuse):
             self.release()
             raise Busy(_NO_ROOM)
         self._held += missing
 
-    async def grow_to_objects(self, body: bytes) -> None:
+    async def grow_to_objects(self, body: bytes, *, may_refuse: bool = True) -> None:
         """Reserve memory for the JSON objects of a body that is going to be parsed. Raises as `grow_to`."""
         if len(body) >= COUNTED_FROM:
-            self.grow_to(len(body), objects=await run_in_thread_if_large(len(body), _count_objects, body))
+            count = await run_in_thread_if_large(len(body), _count_objects, body)
+            self.grow_to(len(body), objects=count, may_refuse=may_refuse)
 
     def check_room_for(self, size: int) -> None:
         """Raise `Busy` when a body of ``size`` bytes would not fit now. Reserve nothing."""

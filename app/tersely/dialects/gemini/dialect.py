@@ -15,7 +15,7 @@ GEMINI = assemble(
     stream=stream,
     whole=whole,
     rounds=rounds(),
-    history=HistoryMember(path=("contents",), read=read.read_appended),
+    history=HistoryMember(path=("contents",), read=read.read_appended, guides_writing=True),
     # Gemini's own clients fail at a comment and at an `event:` line.
     streaming=StreamEvents(finish_key=b'"finishReason"', reply_key=b'"candidates"', has_arrays=True, is_data_only=True),
 )

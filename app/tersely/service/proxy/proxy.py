@@ -263,8 +263,8 @@ class Proxy:
             return await self._relay(await self._send_live(live))
         if live is not None and (prepared := await self._start_epoch(live)) is not None:
             return await self._relay(await self._send_and_store(prepared))
-        if call.before_parsing is not None:
-            await call.before_parsing()
+        if call.reserve is not None:
+            await call.reserve()
         if call.max_messages is not None and may_be_too_long(call.body, call.max_messages):
             await run_in_thread_if_large(len(call.body), check_lengths, call.body, call.max_messages)
         incoming = await self._read(call)
@@ -457,7 +457,7 @@ class Proxy:
         if overflow is None:
             return None
         before = prepared.built.context.report.tokens_after if prepared.built else None
-        reduced = await self._contexts.reduce(prepared.whole, overflow)
+        reduced = await self._contexts.reduce(await _read_whole(prepared), overflow)
         smaller = None if reduced is None else await self._rebuild(reduced)
         if smaller is None or smaller.built is None:
             return None
@@ -467,8 +467,9 @@ class Proxy:
         return await self._requests.rebuild(prepared, await self._contexts.build_again(prepared))
 
     async def _send_next_round(self, prepared: SentCall, transcript: RoundTranscript) -> StartedReply:
+        whole = await _read_whole(self._recorder.full(prepared))
         following = self._requests.continue_with_tool_results(
-            self._recorder.full(prepared), transcript.messages, is_last_round=transcript.is_full
+            whole, transcript.messages, is_last_round=transcript.is_full
         )
         sent_at = self._timer.now()
         reply = await self._sender.send(following.call, following.body)
@@ -624,6 +625,13 @@ class Proxy:
         return await self._forwarder.forward(
             incoming.call, "fail-open", on_reply=spool, streams=incoming.request.stream
         )
+
+
+async def _read_whole(prepared: PreparedCall) -> PreparedCall:
+    """Return a call with its whole history. The memory for that is reserved; a call under way is not refused."""
+    if prepared.expand is not None and prepared.call.reserve is not None:
+        await prepared.call.reserve(may_refuse=False)
+    return prepared.whole
 
 
 def _may_be_delta(incoming: IncomingCall) -> bool:

@@ -240,9 +240,11 @@ def enter_report(write: ReplyWrite, outcome: RequestOutcome, state: SessionCount
     report = write.report
     sent = report.sent
     if sent is not None and not outcome.is_as_decided:
-        # A write that was read from its last known message on is decided again with its whole history.
-        before, after = reversed(write.request.decision.placed), reversed(outcome.decision.placed)
-        sent = renumber(sent, {old.seq: new.seq for old, new in zip(before, after, strict=False)})
+        # A write that continued a live session is decided again with its whole history, whose end its own messages are.
+        before, after = write.request.decision.placed, outcome.decision.placed
+        pairs = zip(reversed(before), reversed(after), strict=False)
+        is_whole = len(before) == len(after)
+        sent = renumber(sent, {old.seq: new.seq for old, new in pairs if is_whole or old.is_new})
     attributes = write.attributes
     if _was_edited(write, outcome, state):
         # The description may quote what was removed for good while the model spoke.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Literal
+from collections.abc import AsyncGenerator
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -24,15 +24,21 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     bypass: bool = False
 
 
+class ReserveObjects(Protocol):
+    """Reserves the memory that the JSON objects of a body take when all of it is parsed."""
+
+    async def __call__(self, *, may_refuse: bool = True) -> None:
+        """Raise `Busy` where that is more than there is, if this ``may_refuse``."""
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request to be proxied. ``path`` follows the upstream's base URL and carries the query, still encoded.
 
-    Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
-    Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
-    ``host`` is the name of the model host; empty for the default one of the dialect. ``max_messages``: the most
-    elements of a list in the body; None: any number. ``before_parsing`` is awaited before all of the body is parsed: it
-    raises `Busy` where that takes more memory than there is. ``by_headers`` keeps what follows from method, path and
-    headers, for all calls that have the same.
+    Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a Tersely key
+    and stay here. ``model`` and ``streams`` are what the address says, where the body does not. ``host`` is the name of
+    the model host; empty for the default one of the dialect. ``max_messages``: the most elements of a list in the body;
+    None: any number. ``reserve`` is awaited before all of the body is parsed. ``by_headers`` keeps what follows from
+    method, path and headers, for all calls that have the same.
     """
 
     tenant: str
@@ -48,7 +54,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
     host: str = ""
     max_messages: int | None = None
-    before_parsing: Callable[[], Awaitable[None]] | None = None
+    reserve: ReserveObjects | None = None
     by_headers: dict[object, Any] = msgspec.field(default_factory=dict)
 
     @property

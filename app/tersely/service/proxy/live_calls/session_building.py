@@ -523,7 +523,8 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[VolatileMe
     """The last messages of a request whose breakpoints the next one may move; None where that cannot be followed."""
     history = prepared.history
     count = count_volatile(prepared.own_messages, prepared.write.dialect)
-    most = len(history.links) if prepared.match.is_delta else len(history.links) - 1
+    has_more = prepared.match.is_delta or prepared.live is not None  # messages in front of these
+    most = len(history.links) if has_more else len(history.links) - 1
     if count is None or count > most:
         return None
     first = len(history.messages) - count

@@ -179,12 +179,14 @@ class RequestBuilder:
         """Return the client's body without the messages that are written anew, so that they are not read over again;
         with them where they cannot be told from the rest.
         """
-        body, live = matched.call.body, matched.live
+        body, live, history = matched.call.body, matched.live, self._dialect.history
         if matched.request.references_history:
             return self._dialect.without_history(body)
+        if history.guides_writing:
+            return body
         if live is not None:
             return body[: live.start] + live.suffix
-        place = find_array(body, self._dialect.history.path) if self._dialect.history.path else None
+        place = find_array(body, history.path) if history.path else None
         return body if place is None else body[: place[0]] + body[place[1] :]
 
     def _render(

@@ -97,13 +97,16 @@ class Forwarder:
         reply_id: str = "",
         is_conversation: bool = True,
     ) -> ProxyResponse:
-        """Send the client's own bytes and return the host's. Raises `UpstreamUnavailable`.
+        """Send the client's own bytes and return the host's. Raises `UpstreamUnavailable`, and `Busy` for a body that
+        takes too much memory to be counted.
 
         ``on_reply`` gets a reply that is no error before the client sees its end, or what was read of it if it breaks
         off. ``streams``: the request asks for a stream.
         ``reply_id`` is set if the client asks for an earlier reply again: the client gets that as it saw it before.
         ``is_conversation``: request and reply have the form of the dialect.
         """
+        if is_charged() and call.reserve is not None:
+            await call.reserve()  # the body is read when the call is counted
         sent_at = self._timer.now()
         labels = ContextLabels(context=kind, overhead_ms=self._timer.overhead_ms(call, sent_at))
         meters = is_charged() and not is_conversation
