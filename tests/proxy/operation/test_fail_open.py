@@ -21,7 +21,7 @@ from tests.conftest import Database
 from tests.proxy.streaming.test_idle_streams import KINDS
 from tests.support.conversations import waits_for_spool
 from tests.support.dialect_wires import WIRES
-from tests.support.http import STORED, body_of, post, request_bytes, wire
+from tests.support.http import STORED, Answered, body_of, post, request_bytes, wire
 from tests.support.loop_time import callback_times
 from tests.support.loops import eventually, until
 from tests.support.relay import Relay, relay
@@ -199,6 +199,45 @@ async def test_database_lost_during_a_reply(store: Database, raw: RawUpstream, k
             assert answer.body.endswith(DONE)
         way.restore()
         await healed_with(service, raw, f"{key}-after")
+
+
+async def test_database_lost_while_an_epoch_starts(store: Database, model: Model, key: str):
+    """The whole history of the call that starts it is spooled, and stored later; then the session goes on."""
+    with relay(store) as way, serve(
+        store, model.url, dsn=way.dsn, database_timeout=LIMIT, strategy="slim", epoch='{"high": 1500, "low": 600}'
+    ) as service:  # fmt: skip
+        messages: list[dict[str, object]] = [{"role": "system", "content": "Be brief."}]
+
+        async def ask(words: str) -> Answered:
+            messages.append({"role": "user", "content": f"{key} {words}"})
+            body = json.dumps({"model": "gpt-4o-mini", "messages": messages, "user": key})
+            answer = await post(service, body.encode())
+            assert answer.status == 200, answer.body
+            messages.append(answer.json["choices"][0]["message"])
+            return answer
+
+        answer = await ask("hello")
+        for number in range(23):
+            answer = await ask(f"{number} " + "word " * 60)
+        epoch = answer.headers["x-tersely-epoch"]
+        model.script(key, ScriptedReply(message={"content": "At last."}, first_delay=0.5))
+        before = len(model.requests(key))
+        asking = asyncio.create_task(ask("slow " + "word " * 900))
+        await until(lambda: len(model.requests(key)) > before)
+        way.cut()
+        started = await asking
+        assert started.headers["x-tersely-epoch"] != epoch
+        way.restore()
+
+        async def goes_on() -> bool:
+            return (await post(service, b"", method="GET", path="/readyz")).status == 200
+
+        await eventually(goes_on, 10)
+        await waits_for_spool(service.url)
+        following = await ask("and now?")
+        assert following.session == started.session == answer.session
+        stored = [each.role for each in await messages_by_number(service, answer.session)]
+        assert stored == ["system", *["user", "assistant"] * 26]
 
 
 async def healed_with(service: Service, raw: RawUpstream, key: str) -> None:
