@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 import urllib.request
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench import servers
-from bench.recorded import MODEL
+from bench.recorded import replay
 from tersely.api.transport.protocol import DeadlineProtocol
 from tersely.cli.program import main as tersely
 from tersely.service.proxy.call.call import Call
@@ -95,11 +94,8 @@ def measure(path: Path, strategy: str) -> list[Cost]:
         out, port = scratch / "costs.json", servers.free_port()
         server = servers.tersely(port, scratch, {OUT: str(out)}, module="bench.call_kinds")
         started.append(server)
-        command = [sys.executable, "-m", "tersely", "replay", str(path), "--model", MODEL, "--strategy", strategy]
-        command += ["--parallel", "1", "--proxy", f"http://127.0.0.1:{server.port}", "--upstream-port", str(port)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TERSELY_")}
         for _ in range(2):
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+            replay(path, server, port, "--parallel", "1", strategy=strategy)
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/readyz", timeout=5).close()
         return [Cost(*each) for each in json.loads(out.read_text())]
 

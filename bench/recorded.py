@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import uvloop
 
 from bench import servers
+from bench.servers import Server
 from tersely.replay.play import Variant
 from tersely.replay.run import ReplayPlan, run_here
 from tersely.service.proxy.call.call import Call
@@ -88,23 +89,24 @@ class CallCost(NamedTuple):
     postgres: float
 
 
+def replay(path: Path, server: Server, upstream_port: int, *more: str, strategy: str = "slim") -> int:
+    """Replay a file through a service whose model host is to listen on ``upstream_port``; the number of calls."""
+    command = [sys.executable, "-m", "tersely", "replay", str(path), "--model", MODEL, "--strategy", strategy, *more]
+    command += ["--json", "--proxy", f"http://127.0.0.1:{server.port}", "--upstream-port", str(upstream_port)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TERSELY_")}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return int(json.loads(done.stdout)[0]["calls"])
+
+
 def cost(path: Path, live: str) -> CallCost:
     """Replay a file twice through a service with this setting of live sessions; the cost of a call of the second."""
     with servers.scratch_dir() as scratch, servers.running([]) as started:
         port = servers.free_port()
         server = servers.tersely(port, scratch, {"TERSELY_LIVE_SESSIONS": live})
         started.append(server)
-        command = [sys.executable, "-m", "tersely", "replay", str(path), "--model", MODEL, "--strategy", "slim"]
-        command += ["--json", "--proxy", f"http://127.0.0.1:{server.port}", "--upstream-port", str(port)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TERSELY_")}
-
-        def play() -> int:
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-            return int(json.loads(done.stdout)[0]["calls"])
-
-        play()
+        replay(path, server, port)
         before = server.cpu()
-        calls = play()
+        calls = replay(path, server, port)
         after = server.cpu()
     return CallCost((after.server - before.server) / calls * 1e3, (after.postgres - before.postgres) / calls * 1e3)
 

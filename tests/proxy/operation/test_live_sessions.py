@@ -1230,7 +1230,7 @@ def test_an_epoch_starts_without_the_history_before_its_cut(
         hits = both[0].hits()
     assert hits["epoch"] >= 4
     assert hits["hit"] == calls - hits["epoch"] - hits["unknown"]
-    # The first call, and the first epoch that cuts where all messages were sent as they came.
+    # Only calls without a live session are read whole.
     assert counts == [hits["unknown"], calls]
 
 

@@ -71,8 +71,8 @@ class BodyBudget:
         return BodyReservation(self)
 
     def take(self, size: int, *, held: int, may_refuse: bool = True) -> bool:
-        """Take ``size`` bytes for a request that already holds ``held``; return whether they were taken. They are where
-        they fit, or where nothing ``may_refuse`` them.
+        """Take ``size`` bytes for a request that already holds ``held``; return whether they were taken. If the budget
+        ``may_refuse``, it takes only bytes that fit.
         """
         fits = not may_refuse or self.has_room(size, held=held)
         if fits:

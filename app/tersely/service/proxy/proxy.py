@@ -457,7 +457,7 @@ class Proxy:
         if overflow is None:
             return None
         before = prepared.built.context.report.tokens_after if prepared.built else None
-        reduced = await self._contexts.reduce(await _read_whole(prepared), overflow)
+        reduced = await self._contexts.reduce(await _with_whole_history(prepared), overflow)
         smaller = None if reduced is None else await self._rebuild(reduced)
         if smaller is None or smaller.built is None:
             return None
@@ -467,7 +467,7 @@ class Proxy:
         return await self._requests.rebuild(prepared, await self._contexts.build_again(prepared))
 
     async def _send_next_round(self, prepared: SentCall, transcript: RoundTranscript) -> StartedReply:
-        whole = await _read_whole(self._recorder.full(prepared))
+        whole = await _with_whole_history(self._recorder.full(prepared))
         following = self._requests.continue_with_tool_results(
             whole, transcript.messages, is_last_round=transcript.is_full
         )
@@ -627,7 +627,7 @@ class Proxy:
         )
 
 
-async def _read_whole(prepared: PreparedCall) -> PreparedCall:
+async def _with_whole_history(prepared: PreparedCall) -> PreparedCall:
     """Return a call with its whole history. The memory for that is reserved; a call under way is not refused."""
     if prepared.expand is not None and prepared.call.reserve is not None:
         await prepared.call.reserve(may_refuse=False)

@@ -20,10 +20,11 @@ from tersely.strategies.presets import Tiered
 
 
 def may_start_epoch(live: LiveSession) -> bool:
-    """Return whether the live session holds all that an epoch needs that starts with its next call.
+    """Return whether the live session holds all messages that the plan of its next epoch reads.
 
-    Not so where another plan than that of its epoch is made, where messages from before the cut come back, where
-    instructions stand among the messages that the client sends, or where it references its history.
+    It lacks those before its cut: `Tiered` brings some of them back, a plan that starts anew reads them all, and a turn
+    that a clear has interrupted goes on with them. It also lacks the places of instructions that the client sends among
+    its messages, and the history of a client that references it.
     """
     epoch, config = live.snapshot.epoch, live.config
     if epoch is None or live.reference is not None or (live.leading is None and live.deltas is None):
@@ -47,7 +48,7 @@ def leading_messages(history: IncomingHistory, placed: Sequence[PlacedMessage]) 
     )
 
 
-def history_of(found: Continuation, decision: Reconciliation) -> tuple[IncomingHistory, Reconciliation]:
+def reduced_history(found: Continuation, decision: Reconciliation) -> tuple[IncomingHistory, Reconciliation]:
     """Return the history of a call without the messages that stand between its instructions and those that it brings
     again or anew, and the decision on it.
     """

@@ -32,7 +32,7 @@ from tersely.service.context.sent_contexts import FULL, SHORTENED, MessageSource
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.call.call import Call, ContextLabels
 from tersely.service.proxy.live_calls.deltas import append_delta, build_whole, entries_of_delta, match_of_delta
-from tersely.service.proxy.live_calls.epoch_starts import history_of, may_start_epoch
+from tersely.service.proxy.live_calls.epoch_starts import may_start_epoch, reduced_history
 from tersely.service.proxy.live_calls.live_call import (
     Continuation,
     LiveCall,
@@ -249,7 +249,7 @@ class LivePreparer:
         live = found.live
         if not may_start_epoch(live):
             return None
-        history, decision = history_of(found, decision)
+        history, decision = reduced_history(found, decision)
         deltas = live.deltas
         return MatchedCall(
             call=call,
@@ -257,9 +257,7 @@ class LivePreparer:
             history=history,
             hints=_hints(call, live),
             started=now,
-            match=_match(live, decision, live.rows[: live.row_count])
-            if deltas is None
-            else match_of_delta(live, decision, history),
+            match=_match(live, decision, history, live.rows[: live.row_count]),
             config=live.config,
             budget=_budget(live, window, now),
             loaded=History(
@@ -270,7 +268,7 @@ class LivePreparer:
                 instructions=() if deltas is None else deltas.instructions,
             ),
             live=live,
-            read_whole=partial(self._whole_request, call, found) if deltas is None else None,
+            whole_request=partial(self._whole_request, call, found) if deltas is None else None,
             expand=partial(self._expand_history, found) if deltas is None else None,
         )
 
@@ -279,10 +277,7 @@ class LivePreparer:
     def _expand(self, call: LiveCall) -> PreparedCall:
         live, found = call.live, call.found
         hints = _hints(call.call, live)
-        if live.deltas is not None:
-            match = match_of_delta(live, call.decision, found.history)
-        else:
-            match = _match(live, call.decision, (live.reply,))
+        match = _match(live, call.decision, found.history, (live.reply,))
         request, expand = replace(live.request, messages=found.history.messages), self._expand_to_whole
         if live.reference is not None:
             request, expand = as_referenced(request, live.reference), _expand_reference
@@ -409,7 +404,12 @@ def whole_snapshot(found: Continuation, added: Sequence[Entry], window: int | No
     return replace(before, entries=(*known, *found.revised, *added), window=window)
 
 
-def _match(live: LiveSession, decision: Reconciliation, rows: Sequence[TailRow]) -> SessionMatch:
+def _match(
+    live: LiveSession, decision: Reconciliation, history: IncomingHistory, rows: Sequence[TailRow]
+) -> SessionMatch:
+    """Return the match of a call as the full path makes it. ``rows``: those that a call with its history needs."""
+    if live.deltas is not None:
+        return match_of_delta(live, decision, history)
     return SessionMatch(
         session_id=live.session.id,
         session=live.session,

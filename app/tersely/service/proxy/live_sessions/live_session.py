@@ -36,7 +36,7 @@ from tersely.strategies.epochs.cutting import CutDistances
 SESSION_BYTES = 6_000
 ENTRY_BYTES = 1_800
 # A digest in a set.
-DIGEST_BYTES = 120
+SET_ENTRY_BYTES = 120
 # One session takes at most an eighth of the memory, so that a few huge sessions do not displace all others. The body of
 # a larger one is freed when its call ends.
 LARGEST_PART = 8
@@ -251,8 +251,10 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
         size += len(self.request.tools) + sum(map(len, self.sent or ())) + len(self.reply.model_raw or b"")
         size += len(self.digests)
+        if self.leading is not None:
+            size += size_of_messages(self.leading.messages)
         if self.deltas is not None:
-            size += len(self.deltas.reply) + DIGEST_BYTES * len(self.deltas.digests)
+            size += len(self.deltas.reply) + SET_ENTRY_BYTES * len(self.deltas.digests)
         if self.reference is not None:
             size += len(self.reference.reply) + size_of_messages(self.reference.instructions)
         return size if self.frame is None else size + self.frame.size

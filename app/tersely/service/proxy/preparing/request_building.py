@@ -73,7 +73,6 @@ class RequestBuilder:
             resolved=matched.resolved,
             is_at_host=matched.is_at_host,
             live=matched.live,
-            read_whole=matched.read_whole,
             expand=matched.expand,
             built=built,
             body=upstream.body,
@@ -176,8 +175,8 @@ class RequestBuilder:
         )
 
     def _without_messages(self, matched: MatchedCall) -> bytes:
-        """Return the client's body without the messages that are written anew, so that they are not read over again;
-        with them where they cannot be told from the rest.
+        """Return the client's body without its messages: the dialect replaces them, and need not parse them for that.
+        Return the whole body where the dialect needs them, or where `find_array` does not find them.
         """
         body, live, history = matched.call.body, matched.live, self._dialect.history
         if matched.request.references_history:
@@ -249,7 +248,7 @@ class RequestBuilder:
             key_digest=history.question_digest if key is not None else b"",
             exchange=self._new_id(),
             title=_title(history) if session is None or not session.turns else None,
-            whole=matched.read_whole,
+            whole=matched.whole_request,
         )
 
 

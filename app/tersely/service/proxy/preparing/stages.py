@@ -69,7 +69,7 @@ class MatchedCall(IncomingCall, frozen=True, kw_only=True):
     has that history, so the request goes out unchanged.
 
     ``live`` is the live session that the call continues. ``request``, ``history``, ``match`` and ``loaded`` then hold
-    what the call adds to it, and perhaps instructions; ``read_whole`` returns all that is stored of the request, and
+    what the call adds to it, and perhaps instructions; ``whole_request`` returns all that is stored of the request, and
     ``expand`` the call with all of it.
     """
 
@@ -80,7 +80,7 @@ class MatchedCall(IncomingCall, frozen=True, kw_only=True):
     resolved: ResolvedHistory | None = None
     is_at_host: bool = False
     live: LiveSession | None = None
-    read_whole: Callable[[], WholeRequest] | None = None
+    whole_request: Callable[[], WholeRequest] | None = None
     expand: Callable[[PreparedCall], PreparedCall] | None = None
 
 

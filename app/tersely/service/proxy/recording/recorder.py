@@ -267,19 +267,19 @@ class Recorder:
     def _describe(self, prepared: PreparedCall) -> Description | None:
         """Describe what the model is sent; None if the body cannot be described. O(size of the request)."""
         # A call that starts an epoch has the sources of all that is sent, though not the whole history.
-        whole = prepared.whole if prepared.sources is None else prepared
-        session = whole.match.session
+        described = prepared.whole if prepared.sources is None else prepared
+        session = described.match.session
         known = self._known.get(
-            prepared.call.tenant, whole.match.session_id, session.edits if session is not None else 0
+            prepared.call.tenant, described.match.session_id, session.edits if session is not None else 0
         )
-        given = zip(whole.history.messages, whole.match.decision.placed, strict=True)
+        given = zip(described.history.messages, described.match.decision.placed, strict=True)
         new = {placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq}
-        sources = whole.sources
+        sources = described.sources
         if sources is None:
-            sources = own_sources(whole.history, whole.match)
+            sources = own_sources(described.history, described.match)
         if prepared.is_at_host:
             sources = [source for source in sources if source.seq in new]
-        report = whole.built.context.report if whole.built else None
+        report = described.built.context.report if described.built else None
         try:
             return describe(
                 prepared.body,
@@ -289,7 +289,7 @@ class Recorder:
                 known=known,
                 layers=report.layers if report else (),
                 rounds=[len(body_parts(body, self._dialect.name).elements) for body in prepared.earlier_bodies],
-                volatile=count_volatile(whole.own_messages, self._dialect.name) or 0,
+                volatile=count_volatile(described.own_messages, self._dialect.name) or 0,
                 client_tools=prepared.request.tools,
             )
         except ValueError:
