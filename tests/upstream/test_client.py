@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -278,12 +279,79 @@ async def test_a_host_that_falls_silent() -> None:
     silent = stalls(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab")
     async with running(silent, timeouts=Timeouts(connect=2, first_byte=2, idle=0.2)) as (upstream, host):
         reply = await upstream.send("GET", "/", [], b"")
-        found, error = await collect(reply.chunks(heartbeat=0.05))
+        found, error = await collect(await reply.next_piece(heartbeat=0.05) or b"" for _ in count())
         reply.close()
         assert "silent" in error
         assert found[0] == b"ab"
         assert 2 <= found.count(b"") <= 4
         await asyncio.wait_for(host.gone.wait(), 1)
+
+
+async def test_parts_go_to_their_receiver_until_it_wants_none() -> None:
+    pieces = [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n", b"a", b"b", b"c", b"d", b"ef"]
+    async with running(says(*pieces, pause=0.03)) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        parts: list[bytes] = []
+
+        def receive(part: bytes) -> bool:
+            parts.append(part)
+            return len(parts) < 3
+
+        assert await reply.next_piece(receive=receive) is None
+        assert parts == [b"a", b"b", b"c"]
+        await asyncio.sleep(0.1)
+        rest = b""
+        while piece := await reply.next_piece():
+            rest += piece
+        assert (parts, rest) == ([b"a", b"b", b"c"], b"def")
+        reply.close()
+
+
+async def test_received_parts_are_no_silence() -> None:
+    drip = says(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n", *(b"a" for _ in range(20)), pause=0.03)
+    async with running(drip, timeouts=Timeouts(connect=2, first_byte=2, idle=0.15)) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        parts: list[bytes] = []
+
+        def receive(part: bytes) -> bool:
+            parts.append(part)
+            return True
+
+        assert await reply.next_piece(0.1, receive) == b""
+        assert parts == [b"a"] * 20
+        reply.close()
+    silent = stalls(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", b"a")
+    async with running(silent, timeouts=Timeouts(connect=2, first_byte=2, idle=0.2)) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        began = asyncio.get_running_loop().time()
+        found, error = await collect(await reply.next_piece(0.05, receive) or b"" for _ in count())
+        assert "silent" in error
+        assert 2 <= found.count(b"") <= 5
+        assert asyncio.get_running_loop().time() - began < 0.4
+        reply.close()
+
+
+async def test_a_slow_reader_is_no_silent_host() -> None:
+    slow = says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"a", b"b", pause=0.05)
+    async with running(slow, timeouts=Timeouts(connect=2, first_byte=2, idle=0.2)) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        assert await reply.next_piece(0.15, lambda _: False) is None
+        await asyncio.sleep(0.3)
+        assert await reply.next_piece(0.15) == b"b"
+        assert await reply.next_piece(0.15) == b""
+        reply.close()
+
+
+async def test_compressed_parts_have_no_receiver() -> None:
+    packed = gzip.compress(b"words")
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with running(says(head, packed, pause=0.02)) as (upstream, _):
+        reply = await upstream.send("GET", "/", [], b"")
+        reply.unpack(1000)
+        parts: list[bytes] = []
+        assert await reply.next_piece(1, lambda part: bool(parts.append(part))) == b"words"  # type: ignore[func-returns-value]
+        assert parts == []
+        reply.close()
 
 
 async def test_chunk_sizes_alone_are_silence() -> None:

@@ -312,6 +312,94 @@ async def test_waiting_ends_at_the_deadline() -> None:
     assert loop.time() - began < 1
 
 
+# Parts that are received in the callback
+
+
+@given(cut_replies(), st.lists(st.booleans(), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_parts_that_are_received_and_parts_that_are_taken_are_the_reply(
+    drawn: tuple[str, list[int]], wanted: list[bool]
+) -> None:
+    name, cuts = drawn
+    connection, transport = ask()
+    found: list[bytes] = []
+    wants = iter(wanted)
+
+    def receive(part: bytes) -> bool:
+        found.append(part)
+        return next(wants, True)
+
+    async def read() -> None:
+        while True:
+            while piece := connection.take():
+                found.append(piece)
+            if piece == b"":
+                return
+            assert await connection.wait(_loop.time() + 5, receive, 5)
+
+    async def play() -> None:
+        reading = asyncio.create_task(read())
+        for start, end in zip([0, *cuts], [*cuts, len(WHOLE[name])], strict=True):
+            await asyncio.sleep(0)
+            if start < end:
+                connection.data_received(WHOLE[name][start:end])
+        async with asyncio.timeout(2):
+            await reading
+
+    _loop.run_until_complete(play())
+    assert b"".join(found) == BODY
+    assert connection.finish()
+    assert not transport.is_cut
+
+
+async def test_received_parts_put_the_deadline_off() -> None:
+    connection, transport = Connection(lambda _: None), Transport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.send("POST", b"head", ())
+    loop = asyncio.get_running_loop()
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+    # A wait with a later deadline leaves its timer behind, which must not serve the next one.
+    loop.call_later(0.01, connection.data_received, b"a")
+    assert await connection.wait(loop.time() + 5)
+    assert connection.take() == b"a"
+    parts: list[bytes] = []
+
+    def receive(part: bytes) -> bool:
+        parts.append(part)
+        return True
+
+    began = loop.time()
+    for number in range(1, 4):
+        loop.call_later(0.06 * number, connection.data_received, b"b")
+    assert not await connection.wait(began + 0.1, receive, 0.1)
+    assert parts == [b"b"] * 3
+    assert 0.27 < loop.time() - began < 1
+    assert connection.received_at == pytest.approx(began + 0.18, abs=0.05)
+    # Whoever has stopped waiting gets nothing more.
+    connection.data_received(b"c")
+    assert connection.take() == b"c"
+    assert parts == [b"b"] * 3
+
+
+def test_an_error_in_the_middle_is_not_passed_over() -> None:
+    connection, _ = ask()
+    parts: list[bytes] = []
+
+    async def play() -> None:
+        waiting = asyncio.create_task(
+            connection.wait(_loop.time() + 5, lambda part: parts.append(part) or True, 5)  # type: ignore[func-returns-value]
+        )
+        await asyncio.sleep(0)
+        connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\nno size\r\n")
+        assert await waiting
+
+    _loop.run_until_complete(play())
+    assert parts == []
+    assert connection.take() == b"a"
+    with pytest.raises(BrokenOff):
+        connection.take()
+
+
 # The head of a request
 
 

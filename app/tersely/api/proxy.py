@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import msgspec
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from tersely.api.host_table import Destination, HostTable, split_name
 from tersely.api.request_heads import RequestHead, RequestHeads
 from tersely.api.routes import PREFIXES, Target
 from tersely.api.transport.body import RESERVATION, App, BodyBudget, Disconnected, Receive, Scope, Send, read_body
+from tersely.api.transport.body_writer import WRITER, BodyWriter
 from tersely.api.transport.call_log import CallLog
 from tersely.api.transport.call_tracing import CallTracing
 from tersely.api.transport.cors import CrossOrigin
@@ -42,6 +44,7 @@ from tersely.service.limits.fair_queue import FairQueue
 from tersely.service.limits.limiter import Limiter
 from tersely.service.proxy.call.call import Call, ProxyResponse
 from tersely.service.proxy.proxy import Proxy
+from tersely.service.proxy.streams.direct_relay import DirectChunks
 
 _log = logging.getLogger(__name__)
 
@@ -191,9 +194,8 @@ class ProxyRoutes:
                 return await _refuse(send, *refusal), ""
             return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
-            return await self._answer(
-                destination, call, disconnect_of(scope, receive), send, request_head, route, marks
-            )
+            client = _Client(disconnect_of(scope, receive), send, scope.get(WRITER))
+            return await self._answer(destination, call, client, request_head, route, marks)
         except _InternalFault as fault:
             failed = _internal_error(fault.__cause__)
             return await _refuse(send, *in_dialect(failed, progress.proxy.dialect)), ""
@@ -282,8 +284,7 @@ class ProxyRoutes:
         self,
         destination: Destination,
         call: Call,
-        client: Disconnect,
-        send: Send,
+        client: _Client,
         request_head: RequestHead,
         route: AllowedRoute | None,
         marks: Sequence[str],
@@ -295,7 +296,7 @@ class ProxyRoutes:
         started = False
         running = self._board.begin(call.tenant, client=request_head.client, dialect=target.dialect)
         try:
-            client.watch(me.cancel)
+            client.disconnect.watch(me.cancel)
             admission.get().leave = await self._queue.enter(call.tenant)
             work = proxy.converse(call) if target.is_call else proxy.forward(call, reply_id=target.reply_id)
             answer = await work
@@ -309,10 +310,10 @@ class ProxyRoutes:
             labels = dict(answer.headers)
             if labels.get("x-tersely-context") == "fail-open":
                 self._board.note(call.tenant, "fail-open", "the database was away: the request went through unchanged")
-            await _respond(send, answer, running)
+            await _respond(client.send, answer, running, client.writer)
             return answer.status, labels.get("x-tersely-strategy", "")
         except asyncio.CancelledError:
-            if not client.is_gone:
+            if not client.disconnect.is_gone:
                 add_fields(outcome="interrupted")
                 raise
             add_fields(outcome="client_gone")
@@ -324,13 +325,13 @@ class ProxyRoutes:
                 add_fields(outcome="upstream_error")
             refusal = in_dialect(error, proxy.dialect)
             self._board.note(call.tenant, "refused", f"{refusal[0]}: {error.detail}", running.session_id)
-            return await _refuse(send, *refusal), ""
+            return await _refuse(client.send, *refusal), ""
         except Exception as error:
             if started:
                 raise
             raise _InternalFault from error
         finally:
-            client.stop()
+            client.disconnect.stop()
             self._board.end(running)
 
 
@@ -350,6 +351,14 @@ def _check_route(destination: Destination, target: Target, method: str, raw: str
     if destination.access is None:
         return None
     return destination.access.check_route(target.dialect, method, target.account_path(raw))
+
+
+class _Client(NamedTuple):
+    """The ways to the client of a request. ``writer``: past ``send``, where the server offers one."""
+
+    disconnect: Disconnect
+    send: Send
+    writer: BodyWriter | None
 
 
 class _Progress(msgspec.Struct):
@@ -429,8 +438,12 @@ async def _discard_body(receive: Receive, seconds: float) -> None:
             pauses_left = LINGER_PAUSES if size >= LINGER_BYTES else pauses_left - 1
 
 
-async def _respond(send: Send, answer: ProxyResponse, running: RunningCall | None = None) -> None:
-    """Send an answer. ``running`` is the call's, if it has one: from the first part on it streams."""
+async def _respond(
+    send: Send, answer: ProxyResponse, running: RunningCall | None = None, writer: BodyWriter | None = None
+) -> None:
+    """Send an answer. ``running`` is the call's, if it has one: from the first part on it streams, and then parts may
+    also be written with ``writer``.
+    """
     headers = [(n.encode(), v.encode(errors="surrogateescape")) for n, v in answer.headers]
     chunks = answer.chunks
     if chunks is None:
@@ -446,6 +459,9 @@ async def _respond(send: Send, answer: ProxyResponse, running: RunningCall | Non
             if running is not None:
                 running.state = "streaming"
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if writer is not None and isinstance(chunks, DirectChunks):
+                chunks.write_to(writer)
+                writer = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         # An abandoned generator ends only when it is collected, and its records must not wait for that.

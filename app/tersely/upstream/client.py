@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from yarl import URL
 
 from tersely.domain.errors import ShuttingDown, UpstreamUnavailable
-from tersely.upstream.connection import BrokenOff, Connection, Headers, Interrupted
+from tersely.upstream.connection import TIMER_STEP, BrokenOff, Connection, Headers, Interrupted, Receive
 from tersely.upstream.pool import ConnectionPool
 from tersely.upstream.request_head import begin_head, end_head, write_fields
 
@@ -28,9 +28,6 @@ MAX_MEMBERS = 64 * 1024
 MAX_TRAILER = 64 * 1024
 # The pieces of a larger reply are joined in a thread.
 LARGE_REPLY = 1024 * 1024
-# Seconds. A timer of uvloop counts whole milliseconds and may fire so much early: if the rest of a millisecond were
-# awaited again and again, each time would send a heartbeat.
-TIMER_STEP = 0.002
 # How a further member of a compressed body begins.
 _MEMBER = b"\x1f"
 # Methods that may be sent again if it is unknown whether the host received the request.
@@ -51,12 +48,17 @@ class ReplySource(Protocol):
 
     status: int
     headers: Headers
+    received_at: float
 
     def take(self) -> bytes | None:
         """Return the bytes that have arrived, ``b""`` at the end; None if more must be awaited."""
 
-    async def wait(self, deadline: float) -> bool:
-        """Wait for bytes until ``deadline`` in the loop's time. Return whether there are any."""
+    async def wait(self, deadline: float, receive: Receive | None = None, pause: float = 0.0) -> bool:
+        """Wait for bytes until ``deadline`` in the loop's time. Return False if none arrived.
+
+        ``receive`` gets those that arrive meanwhile; each part moves the deadline to ``pause`` seconds after it arrived
+        (``received_at``, in the loop's time). The wait ends when ``receive`` returns False.
+        """
 
 
 class UpstreamReply:
@@ -75,6 +77,7 @@ class UpstreamReply:
         # Whether the body begins with deflated bytes, which may lack the header of zlib's format.
         self._may_be_raw = False
         self._failure: Exception | None = None
+        self._silent_since = 0.0
         self.status = source.status
         self.headers: Headers = source.headers
         # The media type, without parameters, in lower case.
@@ -195,27 +198,45 @@ class UpstreamReply:
             pass
         return found
 
-    async def chunks(self, heartbeat: float | None = None) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives; ``b""`` stands for ``heartbeat`` seconds of silence.
+    async def next_piece(self, heartbeat: float | None = None, receive: Receive | None = None) -> bytes | None:
+        """Return the next bytes of the body, ``b""`` at its end; None after ``heartbeat`` seconds of silence.
+
+        ``receive`` gets the parts that arrive while this waits, unless they are compressed. When it wants no further
+        one, None is returned.
 
         Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
         """
         pause = min(heartbeat or self._idle, self._idle)
-        last_arrival = self._now()
+        if self._inflate is not None:
+            receive = None
         try:
-            while True:
-                if (chunk := await self._next(min(self._now() + pause, last_arrival + self._idle))) is None:
-                    silence = self._now() - last_arrival
+            while (piece := self._at_hand()) is None:
+                assert self._source is not None
+                now = self._now()
+                self._silent_since = self._silent_since or now
+                has_news = await self._source.wait(min(now + pause, self._silent_since + self._idle), receive, pause)
+                self._silent_since = max(self._silent_since, self._source.received_at)
+                if not has_news:
+                    silence = self._now() - self._silent_since
                     if silence >= self._idle - TIMER_STEP:
                         raise UpstreamUnavailable(f"the model host was silent for {silence:.0f} s")
-                    yield b""
-                    continue
-                if not chunk:
-                    return
-                yield chunk
-                last_arrival = self._now()
+                    return None
+                if receive is not None:
+                    piece = self._at_hand()
+                    break
         except (OSError, zlib.error) as error:
             raise _broken_off(error) from error
+        self._silent_since = 0.0
+        return piece
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives.
+
+        Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
+        """
+        while (piece := await self.next_piece()) != b"":
+            if piece:
+                yield piece
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body. Raises `UpstreamUnavailable` where it is over ``limit`` bytes."""

@@ -15,12 +15,17 @@ import httptools
 from typing_extensions import override
 
 Headers = list[tuple[str, str]]
+Receive = Callable[[bytes], bool]
+"""Gets a part of a reply's body in the callback that received it; False if it wants no further one."""
 
 # The host is not read from while this much of a reply waits to be taken.
 READ_BUFFER = 256 * 1024
 # Maximum of consecutive bytes that are no body: of a head with interim replies, of chunk extensions, of trailers.
 MAX_HEAD = 64 * 1024
 BAD_GATEWAY = 502
+# Seconds. A timer of uvloop counts whole milliseconds and may fire so much early: if the rest of a millisecond were
+# awaited again and again, each time would send a heartbeat.
+TIMER_STEP = 0.002
 # A larger request body is not copied behind its head. Of a much larger one, others have their turn between the parts
 # that are written.
 MAX_JOINED = 64 * 1024
@@ -46,6 +51,9 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._poll: select.poll | None = None
         self._waiter: asyncio.Future[bool] | None = None
+        self._receive: Receive | None = None
+        self._pause = self._deadline = self._timer_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._may_write = True
         self._is_fit = True
@@ -64,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._is_complete = False
         self._has_framing = False
         self.has_begun = False
+        self.received_at = 0.0
         self.status = 0
         self.headers: Headers = []
 
@@ -125,7 +134,7 @@ class Connection(asyncio.Protocol):
             data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
             self._size = 0
-            self._resume()
+            self._resume_reading()
             return data
         if self._is_complete:
             return b""
@@ -133,18 +142,38 @@ class Connection(asyncio.Protocol):
             raise self._error
         return None
 
-    async def wait(self, deadline: float) -> bool:
-        """Wait until a part of the reply arrives; return False at ``deadline``."""
-        if self._has_news:
-            self._has_news = False
-            return True
+    async def wait(self, deadline: float, receive: Receive | None = None, pause: float = 0.0) -> bool:
+        """Wait until more of the reply arrives than has been taken; return False at ``deadline``, in the loop's time.
+
+        ``receive`` gets the parts of the body that arrive meanwhile. Each moves the deadline to ``pause`` seconds after
+        it arrived (`received_at`). The wait ends when ``receive`` returns False.
+        """
+        self._has_news = False
         waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_at(deadline, _time_out, waiter)
+        self._receive, self._pause, self._deadline = receive, pause, deadline
+        if self._timer is None or self._timer_at > deadline:
+            self._set_timer(deadline)
         try:
             return bool(await waiter)
         finally:
-            timer.cancel()
-            self._waiter = None
+            self._waiter = self._receive = None
+
+    def _set_timer(self, at: float) -> None:
+        """Have the wait end at ``at``, unless its deadline has been moved until then: a timer for each wait would cost
+        more than the wait itself.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(at, self._time_out), at
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._deadline - TIMER_STEP:
+            self._set_timer(self._deadline)
+        else:
+            self._waiter.set_result(False)
 
     def finish(self) -> bool:
         """End the exchange. Whether another one may follow; the connection is cut where not."""
@@ -154,7 +183,7 @@ class Connection(asyncio.Protocol):
             self._pieces.clear()
             self._size = 0
             self.is_idle = True
-            self._resume()
+            self._resume_reading()
             return True
         self.abort()
         return False
@@ -219,8 +248,10 @@ class Connection(asyncio.Protocol):
         else:
             if self._overhead > MAX_HEAD:
                 self._fail(BrokenOff("too much that is no body"))
+        if self._receive is not None and self._pieces and self._error is None:
+            self._hand_over(self._receive)
         if self._size > READ_BUFFER:
-            self._pause()
+            self._pause_reading()
         if self._has_news:
             self._notify()
 
@@ -239,15 +270,27 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._unsent = []
         self._poll = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._end(error)
         self._on_lost(self)
 
-    def _pause(self) -> None:
+    def _hand_over(self, receive: Receive) -> None:
+        """Give the body's bytes to whoever wants them at once."""
+        self.received_at = self._loop.time()
+        self._deadline = self.received_at + self._pause
+        self._has_news = self._is_complete
+        if not receive(self.take() or b""):
+            self._receive = None
+            self._has_news = True
+
+    def _pause_reading(self) -> None:
         if not self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _resume(self) -> None:
+    def _resume_reading(self) -> None:
         if self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
@@ -327,8 +370,3 @@ class Connection(asyncio.Protocol):
             self._is_complete = True
             self._has_news = True
             self._is_fit = self._is_fit and bool(self._parser.should_keep_alive())
-
-
-def _time_out(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)

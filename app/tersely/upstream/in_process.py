@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from tersely.upstream.client import PendingReply, ReplySource, Timeouts, Upstream, UpstreamReply
-from tersely.upstream.connection import Headers
+from tersely.upstream.connection import Headers, Receive
 
 Respond = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 """From a request's body to a status and a body of JSON."""
@@ -22,6 +22,7 @@ class _WholeBody(ReplySource):
     status: int
     headers: Headers
     body: bytes
+    received_at: float = 0.0
 
     @override
     def take(self) -> bytes:
@@ -30,7 +31,7 @@ class _WholeBody(ReplySource):
         return taken
 
     @override
-    async def wait(self, deadline: float) -> bool:
+    async def wait(self, deadline: float, receive: Receive | None = None, pause: float = 0.0) -> bool:
         """Everything is there already."""
         return True
 

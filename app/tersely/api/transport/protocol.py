@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tersely.api.transport.body import RECEIVED
+from tersely.api.transport.body_writer import WRITER, BodyWriter
 from tersely.api.transport.disconnects import KEY, Disconnect
 from tersely.api.transport.request_ids import caller_request_id, new_request_id
 
@@ -144,6 +145,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._fields_size = self._fields = 0  # from here on they count trailers
         self.scope[KEY] = self._disconnect = Disconnect(self.flow.resume_reading)  # type: ignore[literal-required]
         super().on_headers_complete()
+        self.scope[WRITER] = BodyWriter(self.cycle)  # type: ignore[literal-required]
 
     @override
     def on_body(self, body: bytes) -> None:

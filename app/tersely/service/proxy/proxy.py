@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 
 import msgspec
@@ -487,7 +487,7 @@ class Proxy:
             self._timer.observe(prepared.call, started.sent_at, self._timer.now())
             return ProxyResponse(status=reply.status, headers=headers, body=started.body)
         if started.is_streamed:
-            chunks = StreamRelay(self._round_steps, started).chunks()
+            chunks: AsyncGenerator[bytes, None] = StreamRelay(self._round_steps, started).chunks()
             if takes_data_only(self._dialect, reply, self._config.max_reply):
                 chunks = data_lines(chunks)
             return ProxyResponse(status=reply.status, headers=unbuffered(headers), chunks=chunks)

@@ -29,7 +29,8 @@ from tersely.service.proxy.replies.tool_calls import ToolCalls
 from tersely.service.proxy.sending.sender import EVENT_STREAM, MAX_ERROR_BODY
 from tersely.service.proxy.sending.sent_call import SentCall, StartedReply
 from tersely.service.proxy.streams.client_stream import ClientStream
-from tersely.service.proxy.streams.stream_end import iter_until_terminal_event
+from tersely.service.proxy.streams.direct_relay import DirectChunks, DirectRelay
+from tersely.service.proxy.streams.host_chunks import iter_until_terminal_event
 
 _REFUSED = UpstreamUnavailable("the upstream refused")
 
@@ -194,11 +195,15 @@ class StreamRelay:
         self._stream = ClientStream(
             steps.dialect, steps.max_reply, _client_view(started.prepared), tools=started.prepared.tools
         )
+        self._direct = DirectRelay(self._stream, steps.heartbeat)
         self._is_committed = False
         self._ended_at = started.sent_at
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the reply for the client. Text is relayed as it comes, the end when the reply is stored."""
+    def chunks(self) -> DirectChunks:
+        """Return the reply for the client. Text is relayed as it comes, the end when the reply is stored."""
+        return DirectChunks(self._chunks(), self._direct.write_to)
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
         steps, stream = self._steps, self._stream
         try:
             async with aclosing(self._relay_rounds()) as chunks:
@@ -267,26 +272,26 @@ class StreamRelay:
 
     async def _relay_round(self, first: bytes) -> AsyncIterator[bytes]:
         """Relay one round, of which ``first`` has been read already."""
-        steps, stream = self._steps, self._stream
+        steps, stream, direct = self._steps, self._stream, self._direct
         start = 0
         while not start or start < len(first):
             out, start = await stream.feed_part(first, start)
             if out:
                 yield out
         now = asyncio.get_running_loop().time
-        last_sent = now()
-        async for chunk in iter_until_terminal_event(self._response, stream.end, steps.heartbeat):
+        direct.last_sent = now()
+        async for chunk in iter_until_terminal_event(self._response, stream.end, steps.heartbeat, direct):
             start = 0
             while not start or start < len(chunk):
                 out, start = await stream.feed_part(chunk, start)
                 if stream.is_cut and not self._is_committed:
                     await self._commit_partial()
                 # What is held back may be long.
-                is_silent = not chunk or now() - last_sent >= steps.heartbeat
+                is_silent = not chunk or now() - direct.last_sent >= steps.heartbeat
                 if not out and is_silent and stream.is_between_events:
                     out = steps.dialect.streaming.heartbeat
                 if out:
-                    last_sent = now()
+                    direct.last_sent = now()
                     yield out
 
     async def _heartbeats(self, work: asyncio.Task[list[bytes]] | asyncio.Task[StartedReply]) -> AsyncIterator[bytes]:

@@ -37,7 +37,7 @@ from tersely.service.proxy.call.call_timer import CallTimer
 from tersely.service.proxy.sending.sender import EVENT_STREAM, JSON, Sender
 from tersely.service.proxy.sending.stored_responses import restore_client_view
 from tersely.service.proxy.streams.client_stream import ClientStream, split_into_parts
-from tersely.service.proxy.streams.stream_end import iter_until_terminal_event
+from tersely.service.proxy.streams.host_chunks import iter_until_terminal_event
 from tersely.store.db.connection import Database
 from tersely.upstream.client import UpstreamReply
 

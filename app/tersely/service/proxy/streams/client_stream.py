@@ -71,14 +71,28 @@ class ClientStream:
         if start:
             await asyncio.sleep(0)
         part = chunk[start : start + _PART]
+        if self._grows_long(part) and not self.is_cut:
+            return await finish_in_thread(self.feed, chunk[start:]), len(chunk) or _PART
+        return self._feed_short(part), start + _PART
+
+    def feed_at_once(self, piece: bytes) -> bytes | None:
+        """Return what goes to the client now. None: `feed_part` has to read the piece, which may take long or passes
+        the size limit.
+        """
+        if len(piece) > _PART or self.reader.size + len(piece) > self._max_reply or self._grows_long(piece):
+            return None
+        return self._feed_short(piece)
+
+    def _grows_long(self, part: bytes) -> bool:
         ended = len(whole_events(part))
         self._event_size = len(part) - ended if ended else self._event_size + len(part)
         self._is_long = self._is_long or self._event_size > LONG_REPLY or self._withheld > _MUCH_WITHHELD
-        if self._is_long and not self.is_cut:
-            return await finish_in_thread(self.feed, chunk[start:]), len(chunk) or _PART
+        return self._is_long
+
+    def _feed_short(self, part: bytes) -> bytes:
         out = self.feed(part)
         self._withheld += len(part) - len(out)
-        return out, start + _PART
+        return out
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what goes to the client now."""

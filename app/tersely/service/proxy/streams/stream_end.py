@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 
 from typing_extensions import override
 
 from tersely.dialects.dialect import StreamEvents
-from tersely.upstream.client import UpstreamReply
 
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BLANK_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
@@ -16,23 +14,6 @@ _BLANK_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 _MARK_WITHIN = 40
 # Of an event that is incomplete, so many bytes are held back where an error may take its place.
 _HELD_INCOMPLETE = 64 * 1024
-# How long a stream may continue after its end mark (seconds): the host may not close the connection.
-TRAILER_WAIT = 0.25
-
-
-async def iter_until_terminal_event(reply: UpstreamReply, end: StreamEnd, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of ``reply`` until it ends, or until shortly after ``end`` has seen the last event.
-
-    ``b""`` stands for ``heartbeat`` seconds of silence.
-    """
-    chunks = reply.chunks(heartbeat)
-    while not end.is_seen:
-        try:
-            yield await anext(chunks)
-        except StopAsyncIteration:
-            return
-    if rest := await reply.trailer(TRAILER_WAIT):
-        yield rest
 
 
 def terminal_detector(streaming: StreamEvents) -> StreamEnd:
