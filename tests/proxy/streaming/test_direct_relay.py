@@ -30,7 +30,7 @@ WORDS = ["plain ", "<", "<<", "a << b ", "<<terse>>", "short", "<</terse>>", "##
 
 
 class Host:
-    """Has a stream in pieces, of which ``None`` is silence."""
+    """A host with a stream in pieces, of which ``None`` is silence."""
 
     def __init__(self, pieces: Iterator[bytes | None]) -> None:
         self._pieces = pieces
@@ -48,7 +48,7 @@ class Host:
 
 
 class Client:
-    """Is behind now and then."""
+    """A client that is behind now and then."""
 
     def __init__(self, ready: Iterator[bool]) -> None:
         self._ready = ready
@@ -66,7 +66,7 @@ class Client:
 async def relayed(
     name: str, view: ClientView, tools: frozenset[str], pieces: list[bytes | None], ready: list[bool] | None
 ) -> tuple[bytes, Any]:
-    """What the client gets, and the reply as it was read. ``ready`` None: nothing is sent on in the callback."""
+    """Return what the client gets, and the reply as it was read. ``ready`` None: nothing is sent on in the callback."""
     stream = ClientStream(dialect_named(name), 4000, view, tools=tools)
     direct = None
     client = Client(iter(ready or ()))
