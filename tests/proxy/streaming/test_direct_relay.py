@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tersely.api.transport.body_writer import BodyWriter
 from tersely.dialects.dialect import ClientView
 from tersely.dialects.registry import dialect_named
+from tersely.domain.errors import UpstreamUnavailable
 from tersely.domain.text.tags import TagKinds
 from tersely.service.proxy.streams.client_stream import ClientStream
 from tersely.service.proxy.streams.direct_relay import DirectRelay
@@ -32,16 +33,23 @@ WORDS = ["plain ", "<", "<<", "a << b ", "<<terse>>", "short", "<</terse>>", "##
 class Host:
     """A host with a stream in pieces, of which ``None`` is silence."""
 
-    def __init__(self, pieces: Iterator[bytes | None]) -> None:
+    def __init__(self, pieces: Iterator[bytes | None], *, breaks: bool = False) -> None:
         self._pieces = pieces
+        self._breaks = breaks
 
     async def next_piece(self, heartbeat: float, receive: Receive | None) -> bytes | None:
         for piece in self._pieces:
             if piece is None or receive is None:
                 return piece
             if not receive(piece):
+                self._may_break()
                 return None
+        self._may_break()
         return b""
+
+    def _may_break(self) -> None:
+        if self._breaks:
+            raise UpstreamUnavailable("the model host broke off")
 
     async def trailer(self, wait: float) -> bytes:
         return b"".join(piece for piece in self._pieces if piece)
@@ -138,6 +146,17 @@ async def test_a_failure_while_an_event_is_read_ends_the_call(monkeypatch: pytes
     host = cast(UpstreamReply, Host(iter([b"data: {}\n\n", b"data: {}\n\n"])))
     with pytest.raises(ValueError, match="unreadable"):
         await anext(aiter(iter_until_terminal_event(host, stream.end, 60, direct)))
+
+
+async def test_what_came_before_a_break_is_not_lost() -> None:
+    stream = ClientStream(dialect_named("openai_chat"), 4000, ClientView())
+    direct = DirectRelay(stream, 60)
+    direct.write_to(Client(iter([True, False])))
+    host = cast(UpstreamReply, Host(iter([b"data: {}\n\n", b'data: {"id":"x"}\n\n']), breaks=True))
+    chunks = iter_until_terminal_event(host, stream.end, 60, direct)
+    assert await anext(chunks) == b'data: {"id":"x"}\n\n'
+    with pytest.raises(UpstreamUnavailable):
+        await anext(chunks)
 
 
 @by_kind

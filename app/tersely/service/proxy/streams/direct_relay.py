@@ -63,10 +63,10 @@ class DirectRelay:
     def _send_on(self, chunk: bytes) -> bool:
         """Return whether the next chunk can be sent on too. If not, the call's task goes on."""
         assert self._writer is not None
-        out: bytes | None = None
         try:
-            if self._writer.is_ready:
-                out = self._stream.feed_at_once(chunk)
+            out = self._stream.feed_at_once(chunk) if self._writer.is_ready else None
+            if out:
+                self._writer.write(out)
         except Exception as error:  # noqa: BLE001 it is raised in the call's task
             self._failure = error
             return False
@@ -74,7 +74,6 @@ class DirectRelay:
             self._rest = chunk
             return False
         if out:
-            self._writer.write(out)
             self.last_sent = self._now()
         elif self._now() - self.last_sent >= self._heartbeat:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from tersely.domain.errors import UpstreamUnavailable
 from tersely.service.proxy.streams.direct_relay import DirectRelay
 from tersely.service.proxy.streams.stream_end import StreamEnd
 from tersely.upstream.client import UpstreamReply
@@ -21,7 +22,12 @@ async def iter_until_terminal_event(
     cannot send on are yielded.
     """
     while not end.is_seen:
-        chunk = await reply.next_piece(heartbeat, None if direct is None else direct.receive)
+        try:
+            chunk = await reply.next_piece(heartbeat, None if direct is None else direct.receive)
+        except UpstreamUnavailable:
+            if direct is not None and (rest := direct.take_rest()):
+                yield rest  # it came before the host broke off
+            raise
         chunk = (direct.take_rest() if direct is not None else b"") or chunk
         if chunk == b"":
             return
