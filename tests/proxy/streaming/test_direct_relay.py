@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -33,8 +33,10 @@ WORDS = ["plain ", "<", "<<", "a << b ", "<<terse>>", "short", "<</terse>>", "##
 class Host:
     """A host with a stream in pieces, of which ``None`` is silence."""
 
-    def __init__(self, pieces: Iterator[bytes | None], *, breaks: bool = False) -> None:
+    def __init__(self, pieces: Iterator[bytes | None], quick: Iterable[bool] = (), *, breaks: bool = False) -> None:
+        """``quick``: whether the next piece is there before whoever waits has its turn, each time."""
         self._pieces = pieces
+        self._is_quick = iter(quick)
         self._breaks = breaks
 
     async def next_piece(self, heartbeat: float, receive: Receive | None) -> bytes | None:
@@ -43,7 +45,7 @@ class Host:
                 return piece
             if not receive(piece):
                 self._may_break()
-                return None
+                return next(self._pieces, b"") if next(self._is_quick, False) else None
         self._may_break()
         return b""
 
@@ -72,7 +74,12 @@ class Client:
 
 
 async def relayed(
-    name: str, view: ClientView, tools: frozenset[str], pieces: list[bytes | None], ready: list[bool] | None
+    name: str,
+    view: ClientView,
+    tools: frozenset[str],
+    pieces: list[bytes | None],
+    ready: list[bool] | None,
+    quick: Sequence[bool] = (),
 ) -> tuple[bytes, Any]:
     """Return what the client gets, and the reply as it was read. ``ready`` None: nothing is sent on in the callback."""
     stream = ClientStream(dialect_named(name), 4000, view, tools=tools)
@@ -81,7 +88,7 @@ async def relayed(
     if ready is not None:
         direct = DirectRelay(stream, 60)
         direct.write_to(client)
-    host = cast(UpstreamReply, Host(iter(pieces)))
+    host = cast(UpstreamReply, Host(iter(pieces), quick))
     async for chunk in iter_until_terminal_event(host, stream.end, 60, direct):
         start = 0
         while not start or start < len(chunk):
@@ -119,17 +126,23 @@ def streams(draw: st.DrawFn) -> tuple[str, list[bytes | None]]:
     st.booleans(),
     st.sampled_from([frozenset[str](), frozenset({"manage_scratchpad"})]),
     st.lists(st.booleans(), max_size=20),
+    st.lists(st.booleans(), max_size=20),
 )
 @settings(max_examples=400, deadline=None)
 def test_the_client_gets_the_same_stream(
-    drawn: tuple[str, list[bytes | None]], has_tags: bool, strips: bool, tools: frozenset[str], ready: list[bool]
+    drawn: tuple[str, list[bytes | None]],
+    has_tags: bool,
+    strips: bool,
+    tools: frozenset[str],
+    ready: list[bool],
+    quick: list[bool],
 ) -> None:
     name, pieces = drawn
     view = ClientView(tags=TagKinds(terse=has_tags, state=has_tags), strip_usage=strips)
 
     async def both() -> None:
         expected = await relayed(name, view, tools, pieces, None)
-        assert await relayed(name, view, tools, pieces, ready) == expected
+        assert await relayed(name, view, tools, pieces, ready, quick) == expected
 
     asyncio.run(both())
 
@@ -196,3 +209,14 @@ async def test_a_client_that_reads_slowly_loses_nothing(behind_raw: Service, raw
     assert _unchunked(got) == b"".join(stream)
     stored = (await messages_by_number(behind_raw, key))[-1]
     assert f"5999 {text}".strip().encode() in stored.raw
+
+
+async def test_bursts_lose_nothing(behind_raw: Service, raw: RawUpstream, key: str) -> None:
+    """Pieces are too long to be sent on, and the next one comes before the call's task has its turn."""
+    bursts = [b"".join(sse(f"{burst}-{number} {'word ' * 200}") for number in range(1500)) for burst in range(4)]
+    stream = [sse("half a word", role=True), *bursts, sse(finish="stop") + DONE]
+    raw.answer(http_head(), stream[0], 0.1, *(each for burst in bursts for each in (burst, 0.05)), stream[-1])
+    async with wire(behind_raw) as line:
+        await line.send(request_bytes(KINDS["openai_chat"].body, path=KINDS["openai_chat"].path, x_tersely_session=key))
+        got = await line.until(b"[DONE]\n\n\r\n0\r\n\r\n", limit=30)
+    assert _unchunked(got) == b"".join(stream)

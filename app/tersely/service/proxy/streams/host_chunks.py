@@ -28,7 +28,8 @@ async def iter_until_terminal_event(
             if direct is not None and (rest := direct.take_rest()):
                 yield rest  # it came before the host broke off
             raise
-        chunk = (direct.take_rest() if direct is not None else b"") or chunk
+        if direct is not None and (rest := direct.take_rest()):
+            chunk = rest + (chunk or b"")  # more may have come since
         if chunk == b"":
             return
         if chunk or not end.is_seen:
